@@ -42,7 +42,7 @@ from alignedserve.router.fence import kill_user
 from alignedserve.router.load import LoadMeter
 from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
-from alignedserve.router.status import describe
+from alignedserve.router.status import UsageOf, describe, unknown_usage
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,11 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
         gateways: Sequence[InstanceId] = (GATEWAY,),
+        usage_of: UsageOf = unknown_usage,
     ) -> None:
         """`expected`: the role of each process that should exist. Beside them, only gateways with these names and the
         launcher may connect."""
+        self._usage_of = usage_of
         self._router = router
         self._me = Hello(
             "router",
@@ -223,7 +225,9 @@ class RouterServer:
             await asyncio.sleep(LOAD_S)
 
     def _describe(self, ticket: int) -> Cluster:
-        return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket)
+        return describe(
+            self._router, self._me, self._hub, self._expected, self._pool_use, ticket, self._usage_of
+        )
 
     def _tell_launchers(self) -> None:
         self._tell_all("launcher", self._describe(ticket=0))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from alignedserve.process.usage import Usage
 from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Moved, PoolUse, ProcessStatus
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
 
 UP, DOWN = "up", "down"
 _NEVER = Epoch(0)
+
+# Returns what a process of this host uses, by its id.
+UsageOf = Callable[[int], Usage | None]
+
+
+def unknown_usage(pid: int) -> Usage | None:
+    """Returns None: in a simulation there are no processes."""
+    return None
 
 
 def describe(
@@ -19,12 +28,13 @@ def describe(
     expected: Mapping[InstanceId, str],
     pool_use: PoolUse | None,
     ticket: int,
+    usage_of: UsageOf = unknown_usage,
 ) -> Cluster:
     """Returns the status of the island. `expected`: the role of each process that should exist. `pool_use`: the pool's
     last report of its blocks."""
     counts = router.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
-    processes = [_process_status(router, hello, pool_use) for hello in present]
+    processes = [_process_status(router, hello, pool_use, usage_of) for hello in present]
     here = {hello.instance_id for hello in present}
     processes += [_absent(router, role, name) for name, role in expected.items() if name not in here]
     return Cluster(
@@ -48,8 +58,12 @@ def _sharing(router: Router) -> dict[str, int]:
     }
 
 
-def _process_status(router: Router, hello: Hello, pool_use: PoolUse | None) -> ProcessStatus:
+def _process_status(
+    router: Router, hello: Hello, pool_use: PoolUse | None, usage_of: UsageOf
+) -> ProcessStatus:
     name = hello.instance_id
+    # A gateway may run on another host. It reads its own.
+    usage = (None if hello.role == "gateway" else usage_of(hello.pid)) or Usage()
     return ProcessStatus(
         role=hello.role,
         instance_id=name,
@@ -61,6 +75,8 @@ def _process_status(router: Router, hello: Hello, pool_use: PoolUse | None) -> P
         requests=router.counts.at_instance(name),
         stats=_stats(router, name, hello.limits.block_bytes),
         started_s=hello.started_s,
+        cpu_s=usage.cpu_s,
+        resident_bytes=usage.resident_bytes,
     )
 
 

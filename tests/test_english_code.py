@@ -20,10 +20,13 @@ from tests.test_english import forbidden_words, too_long
 
 ROOT = Path(__file__).parents[1]
 # Folders that were read and rewritten. A file of the root of `alignedserve` is named by itself.
+FOLDERS: list[str] = [
     "alignedserve/__init__.py",
     "alignedserve/batch",
     "alignedserve/engine",
+    "alignedserve/gateway",
     "alignedserve/instance",
+    "alignedserve/launch",
     "alignedserve/layer_groups.py",
     "alignedserve/lengths",
     "alignedserve/models",
@@ -69,8 +72,6 @@ ROOT = Path(__file__).parents[1]
     "kvpool",
     "prefill_worker",
     "router",
-FOLDERS: list[str] = [
-FOLDERS: list[str] = ["alignedserve/gateway"]
 ]
 # Strings that have to be as they are, such as texts that are not ours.
 AS_THEY_ARE: set[str] = set()

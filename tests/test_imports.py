@@ -55,7 +55,9 @@ STATE_MACHINES = {
 MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
-    "alignedserve/protocol": {
+    # `alignedserve` is its version, which each process sends
+    "alignedserve/protocol": {"alignedserve"}
+    | {
         f"alignedserve.{name}"
         for name in ("types", "sampling_params", "structured_outputs", "layer_groups", "timing")
     },

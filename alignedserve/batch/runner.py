@@ -214,7 +214,10 @@ class BatchRunner:
     def _tell_of_store(self) -> None:
         if self._store.is_down != self._was_down:
             self._was_down = self._store.is_down
-            log.warning("the store is %s", "down: batch jobs wait for it" if self._was_down else "up again")
+            if self._was_down:
+                log.warning("the store is down: batch jobs wait for it (%s)", self._store.why_down)
+            else:
+                log.warning("the store is up again")
 
 
 class _Aside:

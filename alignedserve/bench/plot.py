@@ -14,14 +14,21 @@ COLORS = {"rt": "tab:blue", "be": "tab:orange"}
 LABELS = {"rt": "real-time", "be": "best-effort"}
 
 
+def check_plot() -> None:
+    """Raises ValueError when matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError("plot: needs matplotlib; pip install 'alignedserve[plot]'") from None
+
+
 def draw(
     outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
 ) -> None:
     """Draws the run to a file. Raises ValueError when matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plot: needs matplotlib; pip install 'alignedserve[plot]'") from None
+    check_plot()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 8), layout="constrained")
     ttft, tpot, attainment = figure.subplot_mosaic([["ttft", "tpot"], ["over time", "over time"]]).values()
     _distribution(ttft, outcomes, "ttft", objectives_ms.get("ttft"))

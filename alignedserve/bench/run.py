@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from alignedserve.bench.client import Client, Outcome, first_model
 from alignedserve.bench.config import BenchConfig
-from alignedserve.bench.plot import draw
+from alignedserve.bench.plot import check_plot, draw
 from alignedserve.bench.report import result_json, save, table
 from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import Item, make_workload
@@ -26,6 +26,8 @@ CONNECT_TIMEOUT_S = 30.0
 def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns the results, which have been printed, and saved and drawn if the user asked for that. Raises ValueError
     for settings that can't work."""
+    if config.plot:
+        check_plot()
     items = make_workload(config)
     model, outcomes, duration_s = asyncio.run(_ask(config, items))
     results = evaluate(outcomes, duration_s, config.objectives, config.percentiles)

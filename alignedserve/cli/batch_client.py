@@ -178,7 +178,7 @@ def _until_ready(output: IO[str], say: Callable[[str], None]) -> None:
     def read() -> None:
         for line in output:
             say(line.rstrip())
-            if line.startswith("ready after"):
+            if "ready after" in line:
                 ready.put(True)
         ready.put(False)
 

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, shortened
 
 # Unknown and ignored fields that a body may have, together. Real clients send a few.
 MAX_UNKNOWN = 64
+# The most characters of an unknown name in an error.
+MAX_NAME_CHARS = 100
 
 
 class Fields(BaseModel):
@@ -25,6 +27,8 @@ class Fields(BaseModel):
 
     # Unsupported fields that would change the answer, each with what to use instead. They are refused.
     refused: ClassVar[Mapping[str, str]] = {}
+    # Whether all unknown fields are refused: no other server has this object.
+    is_ours: ClassVar[bool] = False
 
 
 def take_unknown(body: BaseModel) -> list[str]:
@@ -49,6 +53,9 @@ def _taken(found: Any, prefix: str) -> Iterator[str]:
         extra = found.model_extra
         refused = found.refused if isinstance(found, Fields) else {}
         for name, value in (extra or {}).items():
+            if isinstance(found, Fields) and found.is_ours:
+                known = ", ".join(type(found).model_fields)
+                raise InvalidRequest(f"{prefix}{shortened(name, MAX_NAME_CHARS)}: must be one of {known}")
             if name not in refused:
                 yield prefix + name
             elif value:

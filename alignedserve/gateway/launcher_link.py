@@ -13,6 +13,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (
     AnyMessage,
+    ApiKeys,
     Attainment,
     Drain,
     GatewayNews,
@@ -40,6 +41,7 @@ class LauncherLink:
         news: Callable[[], GatewayNews] | None = None,
         hear: Callable[[GatewayNews], None] = lambda news: None,
         attained: Callable[[], Attainment] | None = None,
+        set_keys: Callable[[Mapping[bytes, str]], None] = lambda owners: None,
     ) -> None:
         """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one.
 
@@ -62,6 +64,7 @@ class LauncherLink:
         self._news = news
         self._hear = hear
         self._attained = attained
+        self._set_keys = set_keys
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
@@ -102,6 +105,8 @@ class LauncherLink:
                 if routers:
                     leaving = {each.number for each in islands if each.is_leaving}
                     self._islands.set(routers, leaving)
+            case ApiKeys(owners=owners):
+                self._set_keys(owners)
             case Drain():
                 self._on_drain()
             case Retire():

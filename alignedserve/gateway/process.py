@@ -43,7 +43,7 @@ from alignedserve.gateway.openai.responses.routes import RESPONSES, response_rou
 from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.telemetry.attainment import AttainmentCount
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces, check_extra
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.listening import ask_for_listener, inherited, listen
@@ -85,6 +85,11 @@ class GatewayProcess:
             config.first_island,
         )
         self.drain_state = DrainState()
+        self._keys = Keys(config.key_owners)
+        # Set once the keys are current. The launcher may have read others since this process was planned.
+        self._has_keys = asyncio.Event()
+        if not config.key_owners or config.launcher is None:
+            self._has_keys.set()
         # This gateway's name as a holder of leases. The pid alone is ambiguous: gateways in different containers may
         # have the same name and the same pid.
         self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -142,7 +147,7 @@ class GatewayProcess:
             self.telemetry.metrics.ignored_parameters,
             self._config.http.embedding_pooling,
         )
-        keys = Keys(self._config.key_owners)
+        keys = self._keys
         memory = body_memory(limits, keys)
         async with (
             contextlib.aclosing(compiler),
@@ -163,6 +168,8 @@ class GatewayProcess:
                     self._count_jobs,
                     self._gateways,
                     lambda: self._islands.num_wanted,
+                    without_generation(self._config.instance_id),
+                    model.names,
                 )
             )
             origins = self._config.http.allowed_origins
@@ -295,8 +302,9 @@ class GatewayProcess:
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         self._server = server = self.make_server(app)
         stop_on_sigterm(self._signalled)
-        serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._run_islands())
+        await self._until_keys(linked)
+        serving = asyncio.create_task(server.serve([sock]))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
@@ -309,6 +317,16 @@ class GatewayProcess:
         await asyncio.gather(serving, linked)
         # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
+
+    async def _until_keys(self, linked: asyncio.Task[None]) -> None:
+        """Returns when the keys are current, or the link to the launcher has ended."""
+        waiting = asyncio.create_task(self._has_keys.wait())
+        await asyncio.wait({waiting, linked}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+    def _set_keys(self, owners: Mapping[bytes, str]) -> None:
+        self._keys.change(owners)
+        self._has_keys.set()
 
     async def _run_islands(self) -> None:
         """Runs until `stop`, or until the launcher or all routers have sent Stop."""
@@ -326,6 +344,7 @@ class GatewayProcess:
             self._news if self._gateways or config.has_island_gateways else None,
             self._hear,
             self._attained,
+            self._set_keys,
         )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -405,8 +424,7 @@ class GatewayProcess:
 def _traces(config: GatewayConfig) -> Traces | None:
     if config.http.otlp_endpoint is None:
         return None
-    try:
-        from alignedserve.gateway.telemetry.traces import OtlpTraces
-    except ImportError as error:
-        raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
-    return OtlpTraces(config.http.otlp_endpoint)
+    check_extra()
+    from alignedserve.gateway.telemetry.traces import OtlpTraces
+
+    return OtlpTraces(config.http.otlp_endpoint, config.model_name)

@@ -1,8 +1,10 @@
-"""The Ray shells of the roles, and how they are placed."""
+"""The Ray actors of the roles, and the nodes that they run on."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from alignedserve.gateway.actor import GatewayActor
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.changing_actor import ChangingActor
+from alignedserve.launch.exits import ExitWatch
 from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
@@ -37,7 +40,7 @@ def _shell(spec: ProcessSpec) -> Any:
 
 
 class RayActor:
-    """A process under Ray, which starts it again whenever it dies."""
+    """A process under Ray. Ray starts it again whenever it dies."""
 
     def __init__(self, spec: ProcessSpec, node_id: str | None) -> None:
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": spec.num_gpus, "max_restarts": -1}
@@ -48,29 +51,31 @@ class RayActor:
         self.spec = spec
         self._node_id = node_id
         self._handle = _shell(spec).options(**options).remote(spec.config)
-        # The last call of its `run`, and the same if nobody waits for that yet.
+        # the last call of `run`, and the same call as long as nothing awaits it
         self._last: Any = None
         self._begun: Any = None
+        # watches the process, if it runs on this host
+        self._exit: ExitWatch | None = None
 
     def successor(self) -> RayActor | None:
-        """Returns another actor, which can take this one's place; None if there can't be two at once, since each needs
-        a GPU."""
+        """Returns another actor, which can take this one's place; None if both would need the same GPU."""
         if self.spec.num_gpus:
             return None
         return RayActor(_next_generation(self.spec), self._node_id)
 
     async def prepare(self) -> None:
-        """Returns when the process has done all that it can before it serves. Raises RayError."""
+        """Returns when the process has imported and loaded what it can before it serves. Raises RayError."""
+        await self._watch()
         await self._handle.prepare.remote()
 
     def begin(self) -> None:
-        """Lets it run before anybody waits for its end."""
+        """Calls `run` of the process, without waiting for its end."""
         self._last = self._begun = self._handle.run.remote()
 
     async def ready(self) -> None:
-        # A call would wait for the end of the run that has begun.
+        # Another call would wait for the end of `run`.
         if self._begun is None:
-            await self._handle.__ray_ready__.remote()
+            await self._watch()
 
     async def run(self) -> None:
         if self._begun is None:
@@ -79,10 +84,23 @@ class RayActor:
         await begun
 
     async def until_ended(self) -> None:
-        """Returns when its last run has ended, however it did; at once if there was none."""
+        """Returns when the last run has ended, with or without an error; at once if there was none."""
         with contextlib.suppress(RayError):
             if self._last is not None:
                 await self._last
+
+    async def why_ended(self) -> str | None:
+        """Returns how its last process ended; None if that is not known."""
+        return await asyncio.to_thread(self._exit.result) if self._exit else None
+
+    async def _watch(self) -> None:
+        """Returns when the process exists. Raises RayError."""
+        if self._exit:
+            self._exit.close()
+            self._exit = None
+        pid: int = await self._handle.__ray_call__.remote(lambda actor: os.getpid())
+        if self._node_id in (None, ray.get_runtime_context().get_node_id()):
+            self._exit = ExitWatch(pid)
 
     def restart(self) -> None:
         ray.kill(self._handle, no_restart=False)
@@ -93,7 +111,7 @@ class RayActor:
 
 
 def _next_generation(spec: ProcessSpec) -> ProcessSpec:
-    """A gateway runs beside the one whose place it takes, and has another name."""
+    """Returns the spec of a successor. A gateway needs another name, because it runs beside its predecessor."""
     if spec.role != "gateway":
         return spec
     name = next_generation(spec.instance_id)

@@ -1,8 +1,7 @@
-"""A key and a certificate for the TLS of one system: ECDSA on P-256, signed by itself, so that it is the authority
-too.
+"""A key and a self-signed certificate for TLS within one system: ECDSA on P-256.
 
-It shows which processes belong to the system, as a shared secret would: they have the key, which never leaves a
-directory that only the user can read.
+The certificate is its own authority. Processes of the system have the key, as they would have a shared secret. The key
+never leaves a directory that only the user can read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-# The certificate is valid as long as this system can live, so that a clock that is set does not matter.
+# The certificate is always valid, so that a clock that is set back or forward does not matter.
 _FROM, _UNTIL = datetime(2000, 1, 1), datetime(9999, 12, 31)
 
 
@@ -32,7 +31,7 @@ class Certificate:
 
 
 def make_certificate(directory: Path) -> Certificate:
-    """Makes a certificate for this machine, in a directory that is the user's alone."""
+    """Makes a certificate for this machine. Only the user may have access to the directory."""
     key = ec.generate_private_key(ec.SECP256R1())
     made = Certificate(directory / "certificate.pem", directory / "key.pem")
     _write(made.certificate, _certificate(key).public_bytes(Encoding.PEM))

@@ -1,4 +1,4 @@
-"""The Ray shell of an instance that may change between prefill and decode. See router/role_change.py."""
+"""The Ray actor of an instance that may change between prefill and decode. See router/role_change.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChangingActor(InstanceShell):
 
 
 def changing_process(config: InstanceConfig) -> InstanceProcess:
-    """Makes a process of the role in which it starts."""
+    """Returns a process in its first role, which may change to the other."""
     from alignedserve.decode_worker.process import DecodeProcess
     from alignedserve.prefill_worker.process import PrefillProcess
 

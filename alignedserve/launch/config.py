@@ -1,5 +1,5 @@
-"""Which instances an island has and where, and where the system keeps what outlives it. The text beside a field is its
-help on the command line."""
+"""Settings of the launcher: the instances of each island, the cluster, and where files and jobs are kept. The text
+beside a field is its help on the command line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ MAX_GATEWAYS = 64
 @dataclass(frozen=True)
 class LaunchConfig:
     prefill_instances: Annotated[
-        int | None, "of each island; one GPU each where there are GPUs [default: 1]"
+        int | None, "instances of each island; one GPU each where there are GPUs [default: 1]"
     ] = None
-    decode_instances: Annotated[int | None, "likewise [default: 1]"] = None
+    decode_instances: Annotated[
+        int | None, "instances of each island; one GPU each where there are GPUs [default: 1]"
+    ] = None
     colocated_instances: Annotated[
-        int | None, "instead of those, each computes prompts and decodes [default: 1 where there is one GPU]"
+        int | None, "instances that compute prompts and decode, instead [default: 1 where there is one GPU]"
     ] = None
     gateways: Annotated[int, "processes that answer HTTP, all at the same port"] = 1
     island_gateways: Annotated[
         bool,
-        "one more on the host of each island, at the same port there; needs --host 0.0.0.0 and --redis-url",
+        "one more gateway on each island's host, at the same port there; needs --host 0.0.0.0 and --redis-url",
     ] = False
     pool_memory_bytes: Annotated[
         int | None,
@@ -32,18 +34,18 @@ class LaunchConfig:
         "half of what is free]",
     ] = None
     pool_kv_dtype: Annotated[
-        str, "of KV in that memory: auto (as instances have it), or int8: a byte a value, not quite exact"
+        str,
+        "dtype of KV in that memory: auto (as in instances), or int8: one byte per value, slightly inexact",
     ] = "auto"
     address: Annotated[
-        str | None, "of a Ray cluster to join: its nodes become islands [default: Ray on this machine]"
+        str | None,
+        "address of a Ray cluster to join: its nodes become islands [default: Ray on this machine]",
     ] = None
-    min_islands: Annotated[
-        int, "nodes of the cluster that there should be; it starts when they are there"
-    ] = 1
+    min_islands: Annotated[int, "nodes of the cluster to wait for before it starts"] = 1
     max_islands: Annotated[
         int | None,
-        "nodes of the cluster to use at most; if they have the resource island, as many are asked of Ray's autoscaler "
-        "as traffic needs [default: all]",
+        "most nodes of the cluster to use; if nodes have the resource island, Ray's autoscaler is asked for as many as "
+        "traffic needs [default: all]",
     ] = None
     redis_url: Annotated[
         str | None,
@@ -58,7 +60,7 @@ class LaunchConfig:
     ] = None
     cost_profile: Annotated[
         str | None,
-        "file of the cost model's profile, made if there is none; or none: deadlines without foresight "
+        "file of the cost model's profile, written if it is missing; or none: no predictions of time "
         "[default: in ~/.cache/alignedserve/profiles]",
     ] = None
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
@@ -96,8 +98,8 @@ class LaunchConfig:
             )
 
     def instances(self, num_gpus: int = 0) -> dict[str, int]:
-        """Returns how many instances of each role an island has with so many GPUs. With one GPU there is one colocated
-        instance, since two that shared it would hold the weights twice."""
+        """Returns the number of instances of each role on an island with `num_gpus` GPUs. With one GPU there is one
+        colocated instance, because two that share the GPU would hold the weights twice."""
         has_no_say = self.prefill_instances is None and self.decode_instances is None
         if self.colocated_instances is not None or (has_no_say and num_gpus == 1):
             return {"colocated": self.colocated_instances or 1}

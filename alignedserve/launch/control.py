@@ -1,7 +1,7 @@
-"""What other processes of the same user may ask the launcher, at a Unix socket of its own: a gateway for the socket to
-listen at, and `alignedserve restart` for that.
+"""The launcher's Unix socket for other processes of the same user. Gateways ask it for the socket to listen at, and
+`alignedserve restart` asks for a restart.
 
-A question is a line. A restart is answered by lines, of which the last is DONE, or begins with FAILED.
+A question is one line. The answer to a restart is several lines. The last one is DONE, or begins with FAILED.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from alignedserve.protocol.address import check_unused
 
 ASK_RESTART = b"restart\n"
 DONE, FAILED = "done", "failed: "
-# A question has to come within so many seconds.
+# seconds within which a question must arrive
 ASK_S = 10.0
-# Of a Unix socket's path, with the zero at its end.
+# the longest path of a Unix socket, with the zero at its end
 _MAX_PATH_BYTES = 108
 
 Say = Callable[[str], None]
 
 
 class RestartFailed(RuntimeError):
-    """A process was not replaced; the system goes on with those that it has."""
+    """A process was not replaced. The system keeps the processes that it has."""
 
 
 def control_path(host: str, port: int) -> str:
-    """Raises ValueError if there can be no socket of this name."""
+    """Returns the path of the socket. Raises ValueError if it would be too long."""
     path = str(_directory() / f"{host.replace('/', '_')}:{port}.sock")
     if len(os.fsencode(path)) >= _MAX_PATH_BYTES:
         raise ValueError(f"host={host!r}: is too long a name; give its address")
@@ -39,12 +39,12 @@ def control_path(host: str, port: int) -> str:
 
 
 def _directory() -> Path:
-    # The same for all shells of this user, wherever temporary files are.
+    # It does not depend on TMPDIR, which may differ between shells.
     return Path(f"/tmp/alignedserve-{os.geteuid()}")
 
 
 def prepare_directory() -> None:
-    """Makes the directory of all launchers of this user. Raises ValueError if it can't be made, or is not private."""
+    """Makes the directory for the launchers of this user. Raises ValueError if it can't be made or is not private."""
     directory = _directory()
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -54,7 +54,7 @@ def prepare_directory() -> None:
 
 
 def check_directory() -> None:
-    """Raises ValueError if others can get at it."""
+    """Raises ValueError if other users have access to the directory."""
     directory = _directory()
     try:
         found = directory.lstat()
@@ -67,7 +67,7 @@ def check_directory() -> None:
 
 class Control:
     def __init__(self, path: str, listener: socket.socket, restart: Callable[[Say], Awaitable[None]]) -> None:
-        """`restart` replaces all processes, and says how that goes; it raises RestartFailed."""
+        """`restart` replaces all processes and reports its progress. It raises RestartFailed."""
         self._path = path
         self._listener = listener
         self._restart = restart
@@ -81,8 +81,7 @@ class Control:
         os.chmod(self._path, 0o600)
 
     def stop(self) -> None:
-        """The system stops: a restart is given up, nobody is given the socket any more, and it is closed when the
-        gateways that have it end."""
+        """Ends a restart, and closes the socket for HTTP here. It stays open in gateways that have it."""
         self._listener.close()
         for task in self._answering:
             task.cancel()
@@ -107,7 +106,7 @@ class Control:
             elif question == ASK_RESTART:
                 await self._restarted(writer)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            # Whoever asked is gone, or says too much; or the system stops.
+            # The other process has exited or sends too much, or the system stops.
             writer.transport.abort()
         finally:
             self._answering.discard(task)
@@ -119,7 +118,7 @@ class Control:
             give(self._listener, sock)
 
     async def _restarted(self, writer: asyncio.StreamWriter) -> None:
-        """Goes on when whoever asked is gone: half of the processes may be new."""
+        """Continues if the asking process exits, because half of the processes may be new."""
 
         def say(line: str) -> None:
             writer.write(f"{line}\n".encode())
@@ -130,5 +129,5 @@ class Control:
         except RestartFailed as error:
             say(f"{FAILED}{error}")
         except asyncio.CancelledError:
-            # Only `stop` cancels it, and asyncio would print a traceback for a handler that ends so.
+            # Only `stop` cancels it. asyncio would print a traceback for a handler that ends with this error.
             say(f"{FAILED}the system is stopping")

@@ -1,5 +1,5 @@
-"""The launcher's end of its links to gateways: it tells them which islands there are, when to take no more requests,
-and when to end."""
+"""The launcher's end of its links to gateways. It sends them the islands and API keys, and orders to drain, retire and
+stop."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import (
     AnyMessage,
+    ApiKeys,
     Attainment,
     Drain,
     GatewayNews,
@@ -29,7 +30,7 @@ from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, without_genera
 
 
 class Seer(Protocol):
-    """What is told whether a process is connected (ProcessSupervisor)."""
+    """Learns whether a process is connected (ProcessSupervisor)."""
 
     def seen(self, by: str, detail: str) -> None: ...
 
@@ -38,18 +39,20 @@ class Seer(Protocol):
 
 class GatewayLinks:
     def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
-        """`gateways` are those of this host; others are added and removed with their islands."""
+        """`gateways` are those of this host. Others are added and removed with their islands."""
         self._address = address
         self._gateways = dict(gateways)
         self._epoch = new_epoch()
         self._hub = Hub(address.token, self, members=dict.fromkeys((*gateways, ISLAND_GATEWAY), "gateway"))
         self._membership = Membership([])
-        # Set for each gateway that is connected, by the name of its generation.
+        # None where no keys are needed
+        self._keys: ApiKeys | None = None
+        # set for each gateway that is connected, by its name with the generation
         self._connected: dict[InstanceId, asyncio.Event] = {}
-        # Those whose place others have: nobody supervises them.
+        # gateways that were replaced and are not supervised any more
         self._retired: set[InstanceId] = set()
         self._is_draining = False
-        # What gateways have said since it was asked for, and whether jobs are late by the last word of each.
+        # objectives since the last `attained`, and the gateways that last reported late jobs
         self._num_met = self._num_missed = 0
         self._late: set[InstanceId] = set()
 
@@ -78,8 +81,13 @@ class GatewayLinks:
             self._membership = found
             self._tell_all(found)
 
+    def set_keys(self, owners: Mapping[bytes, str]) -> None:
+        """Sends the owners of API keys to all gateways, those included that connect later."""
+        self._keys = ApiKeys(dict(owners))
+        self._tell_all(self._keys)
+
     def attained(self) -> Seen:
-        """Returns what became of objectives since this was called last."""
+        """Returns the numbers of objectives met and missed since the last call."""
         seen = Seen(self._num_met, self._num_missed, bool(self._late))
         self._num_met = self._num_missed = 0
         return seen
@@ -98,7 +106,7 @@ class GatewayLinks:
         await self._connected.setdefault(gateway, asyncio.Event()).wait()
 
     def retire(self, gateway: InstanceId) -> None:
-        """Another one has taken its place."""
+        """Orders a gateway to end, because another one has taken its place."""
         self._retired.add(gateway)
         if seer := self._gateways.get(without_generation(gateway)):
             seer.unseen(gateway, is_dead=False)
@@ -110,20 +118,22 @@ class GatewayLinks:
     def close(self) -> None:
         self._hub.close()
 
-    # ---- what the hub hears ----
+    # ---- the hub's handler ----
 
     def connected(self, hello: Hello) -> None:
         to = hello.instance_id
         self._hub.send(to, Welcome(self._epoch, SILENCE_S))
         if without_generation(to) not in self._gateways:
-            # Its island is gone.
+            # Its island no longer exists.
             self._hub.send(to, Stop())
             return
+        if self._keys:
+            self._hub.send(to, self._keys)
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())
         if to in self._retired:
-            # It may not have been there to hear it.
+            # It may have been disconnected when the order was sent.
             self._hub.send(to, Retire())
             return
         self._connected.setdefault(to, asyncio.Event()).set()

@@ -1,8 +1,8 @@
-"""How many islands there should be: one more while those that are there miss objectives, one fewer when the others
-would be enough. Pure.
+"""Decides the number of islands: one more while objectives are missed, one fewer when the others would be enough.
+Pure.
 
-Each look adds what was seen since the one before. What was seen before the number of islands changed says nothing about
-those that there are now, and is forgotten.
+Each look adds what was measured since the look before. When the number of islands changes, earlier measurements no
+longer apply and are dropped.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# One more is wanted when so many seconds long more than this share of real time's objectives was missed, of at least so
-# many, or jobs were about to be late all the while.
+# One more island is wanted when, within SHORT_S seconds, real time missed more than MISSED_SHARE of at least
+# ENOUGH_OBJECTIVES objectives, or jobs were late in every look.
 SHORT_S = 30.0
 MISSED_SHARE = 0.05
 ENOUGH_OBJECTIVES = 20
-# One fewer is wanted when so many seconds long that was not so, and the others would compute for no more than this
-# share of the time.
+# One fewer is wanted when neither happened for CALM_S seconds, and the others would compute for at most MOST_BUSY of
+# the time.
 CALM_S = 600.0
 MOST_BUSY = 0.6
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen since the last look."""
+    """Measurements since the last look."""
 
-    # Of real time.
+    # objectives of real time
     num_met: int = 0
     num_missed: int = 0
-    # Whether jobs would be done too late at their present speed.
+    # whether jobs would be done too late at their present speed
     are_late: bool = False
-    # The share of the time that instances compute, in the mean of the islands; those of the busiest role count.
+    # the share of the time that instances of the busiest role compute, averaged over islands
     busy: float = 0.0
 
 
@@ -43,11 +43,11 @@ class _Look:
 
 class Growth:
     def __init__(self, least: int, most: int, at_first: int) -> None:
-        """There should be `least` to `most` islands; so many are there at first."""
+        """The number of islands stays between `least` and `most`, and is `at_first` at first."""
         self._least = least
         self._most = most
         self.wanted = min(max(at_first, least), most)
-        # Whether more than `most` would be wanted.
+        # whether more than `most` would be needed
         self._is_short = False
         self._num_there = 0
         self._looks: deque[_Look] = deque()
@@ -57,7 +57,7 @@ class Growth:
         return self.wanted + self._is_short
 
     def look(self, now: float, num_there: int, seen: Seen) -> None:
-        """So many islands answer requests now."""
+        """Adds measurements, and decides. `num_there` islands answer requests now."""
         if num_there != self._num_there:
             self._num_there = num_there
             self._looks.clear()
@@ -65,7 +65,7 @@ class Growth:
         looks.append(_Look(now, seen))
         while len(looks) > 1 and looks[1].at_s <= now - CALM_S:
             looks.popleft()
-        # Those that are on their way may be all that it takes.
+        # Islands that are starting may be enough.
         is_short = num_there >= self.wanted and self._misses_too_much(now)
         self._is_short = is_short and self.wanted == self._most
         if is_short and self.wanted < self._most:
@@ -102,8 +102,8 @@ def _is_missed(seen: Sequence[Seen]) -> bool:
 
 
 def leaving(there: Iterable[int], before: Iterable[int], wanted: int) -> set[int]:
-    """Returns which islands, by their numbers, are given back so that `wanted` remain. `before` are those that were
-    being given back already; they stay if others are lost meanwhile. The newest ones go first."""
+    """Returns the numbers of the islands to give back so that `wanted` remain, the newest first. `before` are those
+    already being given back. They are kept if others are lost meanwhile."""
     here = sorted(there)
     oldest = [number for number in here if number not in before]
     kept = [*oldest, *(number for number in here if number in before)]

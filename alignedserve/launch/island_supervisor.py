@@ -1,4 +1,4 @@
-"""Supervises the processes of one island; its router reports which of them are up."""
+"""Supervises the processes of one island. The island's router reports which of them are up."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import LAUNCHER, InstanceId
 
-# Processes that were told to stop get so many seconds to do so by themselves.
+# seconds that processes get to stop by themselves
 STOP_S = 5.0
-# In a restart: the roles in the order in which they are replaced, and the seconds in which requests go on before the
-# next one is.
+# the roles in the order in which a restart replaces them, and the pause in seconds between two processes
 RESTARTED = ("prefill", "decode", "colocated", "kvpool", "router")
 PAUSE_S = 2.0
 
@@ -41,7 +40,7 @@ class IslandSupervisor:
         say: Callable[[str], None],
         links: GatewayLinks,
     ) -> None:
-        """`links` are those to gateways: this host may have one."""
+        """`links` are the links to gateways, because this host may have one."""
         self.plan = plan
         self.name = plan.node.name
         self._say = say
@@ -58,11 +57,11 @@ class IslandSupervisor:
         self._router = self._supervisors[InstanceId("router")]
         self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
-        # The last that its router said, while it is connected.
+        # the router's last report, while it is connected
         self._load: Load | None = None
 
     async def supervise(self) -> None:
-        """Runs until it is told to stop. Raises ProcessFailed, in a group."""
+        """Runs until `stop`. Raises ProcessFailed, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connection.run())
             if self.gateway:
@@ -71,7 +70,7 @@ class IslandSupervisor:
                 group.create_task(supervisor.supervise())
 
     async def _keep(self, gateway: ProcessSupervisor) -> None:
-        """The island can do without one: there are others."""
+        """Supervises the gateway. If it fails, the island goes on, because there are other gateways."""
         try:
             await gateway.supervise()
         except ProcessFailed as failed:
@@ -83,7 +82,7 @@ class IslandSupervisor:
 
     @property
     def busy(self) -> float:
-        """The share of the time that its instances compute; those of the busiest role count."""
+        """The share of the time that instances of the busiest role compute."""
         return self._load.busy if self._load else 0.0
 
     @property
@@ -97,7 +96,7 @@ class IslandSupervisor:
         self._connection.send(Stop())
 
     def abandon(self) -> None:
-        """Ends what is left of an island that failed, or whose node is gone."""
+        """Ends what is left of an island after it failed or its node was lost."""
         for supervisor in self._all:
             supervisor.stopping()
         if spec := self.plan.gateway:

@@ -1,10 +1,10 @@
-"""Keeps the islands: one on each node that is there, as nodes come, go and fail.
+"""Keeps one island on each node of the system, as nodes are added, lost and fail.
 
-On one machine there is one island, and the system ends with it. In a cluster the system goes on with the islands that
-it has: a node that is gone takes its island with it, one that comes becomes an island, and one whose island failed is
-tried again later. Where it is known how many are wanted (growth.py), those that are too many are given back to the
-autoscaler: new requests go to others, and its own end or, if that takes too long, go on elsewhere. Only when no island
-was ever up does the failure of the last one end the system: its settings do not fit.
+On one machine there is one island, and the system ends with it. A cluster goes on with the islands that it has. A new
+node becomes an island, a lost node takes its island with it, and a node on which an island failed is tried again later.
+If the number of islands is decided by traffic (growth.py), surplus islands are given back to the autoscaler. New
+requests then go to others. Running requests end there, or continue elsewhere if that takes too long. If no island was
+ever up, the failure of the last one ends the system, because the settings do not fit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from alignedserve.launch.plan import IslandPlan, Node
 from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.protocol.address import RouterAddress
 
-# The seconds between two looks whether all is up, at the start.
+# seconds between two checks at the start whether all islands are up
 UP_LOOK_S = 0.05
-# An island that is given back ends when it has no requests, but not within so many seconds, in which gateways hear of
-# it; and after so many seconds in any case.
+# An island that is given back ends when it has no requests, but not before LEAVING_S seconds, within which gateways
+# learn about it. It ends after LEFT_S seconds in any case.
 LEAVING_S, LEFT_S = 2.0, 300.0
 
 
@@ -51,9 +51,9 @@ class Islands:
         say: Callable[[str], None],
         attained: Callable[[], Seen] = Seen,
     ) -> None:
-        """`first` are the plans of the first nodes; `plan` makes those of later ones, and raises ValueError. `tell` is
-        told which islands there are, and what is missing. `attained` returns what became of objectives since it was
-        called last."""
+        """`first` are the plans of the first nodes. `plan` makes those of later nodes, and raises ValueError. `tell`
+        receives the islands, and what is missing. `attained` returns the objectives met and missed since its last
+        call."""
         self._nodes = nodes
         self._attained = attained
         self._plan = plan
@@ -62,11 +62,11 @@ class Islands:
         self._say = say
         self._islands: dict[int, IslandSupervisor] = {}
         self._running: dict[asyncio.Task[None], int] = {}
-        # Why a node is no island, by its id, until it is one or is gone.
+        # why a node is no island, by its id, until it is one or is lost
         self._problems: dict[str | None, str] = {}
-        # Since when islands are being given back, by their numbers.
+        # when islands began to be given back, by their numbers
         self._leaving: dict[int, float] = {}
-        # The islands as gateways know them. Without any, they keep the last.
+        # the islands that gateways know; when there are none, gateways keep the last ones
         self._told: dict[int, RouterAddress] = {}
         self._was_up = False
         self._is_stopping = False
@@ -74,7 +74,7 @@ class Islands:
             self._islands[each.node.number] = make(each)
 
     async def supervise(self) -> None:
-        """Runs until all islands have stopped, having been told to. Raises ProcessFailed when there is no hope."""
+        """Runs until all islands have stopped after `stop`. Raises ProcessFailed if no island can be kept."""
         for number in self._islands:
             self._start(number)
         self._tell_gateways()
@@ -96,17 +96,22 @@ class Islands:
                 await asyncio.wait(self._running)
 
     async def until_up(self) -> None:
-        """Returns when as many islands are up as there should be."""
+        """Returns when the wanted number of islands is up."""
         while sum(island.is_up for island in self._islands.values()) < self._nodes.num_wanted:
             await asyncio.sleep(UP_LOOK_S)
 
     @property
     def gateways(self) -> list[ProcessSupervisor]:
-        """Those on islands' hosts."""
+        """The gateways on islands' hosts."""
         return [island.gateway for island in self._islands.values() if island.gateway]
 
+    @property
+    def hosts(self) -> list[tuple[str, str | None]]:
+        """The names of the present islands, and Ray's ids of their nodes."""
+        return [(island.name, island.plan.node.node_id) for island in self._islands.values()]
+
     async def restart(self, say: Say) -> None:
-        """Replaces all processes of all islands that are there now, one after the other. Raises RestartFailed."""
+        """Replaces all processes of all present islands, one after the other. Raises RestartFailed."""
         for number, island in list(self._islands.items()):
             if self._islands.get(number) is island:
                 await island.restart(say)
@@ -142,14 +147,14 @@ class Islands:
             self._islands[node.number] = self._make(plan)
             self._start(node.number)
 
-    # ---- as many as are wanted ----
+    # ---- growing and shrinking ----
 
     async def _grow(self) -> None:
         growth = self._nodes.growth
         if growth is None or self._is_stopping:
             return
         here = [island for number, island in self._islands.items() if number not in self._leaving]
-        # Nothing is decided while some start, which may take long.
+        # Nothing is decided while islands start, which may take long.
         if all(island.is_up for island in here):
             busy = sum(island.busy for island in here) / max(1, len(here))
             before = growth.wanted
@@ -232,7 +237,7 @@ class Islands:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Returns the failure that came first in a group: the others were cancelled or follow from it."""
+    """Returns the first failure of a group. The others were cancelled or follow from it."""
     while isinstance(error, BaseExceptionGroup):
         failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
         error = (failed or error.exceptions)[0]

@@ -1,6 +1,6 @@
-"""What must not outlive the system: a directory, shared memory, processes.
+"""Removes what must not outlive the system: a directory, shared memory and processes.
 
-A child removes them: it waits for the end of its input, which comes when this process ends, however it ends.
+A child process does it. It waits for the end of its input, which is closed when this process ends for any reason.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A process that has not ended so many seconds after it was told to is killed.
+# seconds that a process gets to end before it is killed
 _END_S = 5.0
 _POLL_S = 0.05
 
-# The child reads lines of (process id, start time). When this process was killed, those processes may be about to end
-# by themselves (Ray's agents take more than a minute), and may still be writing, so it tries a few times.
+# The child reads lines of (process id, start time). If this process was killed, those processes may still be ending
+# (Ray's agents take more than a minute) and writing, so the child tries a few times.
 _REMOVE = """
 noted=
 while read -r pid start; do noted="$noted $pid:$start"; done
@@ -40,15 +40,15 @@ class Leftovers:
     def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
         self.directory = directory
         self._remover = remover
-        # The child processes that existed before, and the remover.
+        # the child processes that existed before, and the remover
         self._before = set(descendants(os.getpid()))
 
     def note_processes(self) -> None:
-        """Notes the children that this process has got since, and their children: they must not outlive it either."""
+        """Notes all descendants that this process has started since, so that they do not outlive it."""
         self._note([each for each in descendants(os.getpid()) if each not in self._before])
 
     def note_process(self, pid: int) -> None:
-        """Notes a process that was just started: it must not outlive this one."""
+        """Notes a process that was just started, so that it does not outlive this one."""
         if status := _status(pid):
             self._note([(pid, status[1])])
 
@@ -61,14 +61,15 @@ class Leftovers:
 
 @contextmanager
 def removing(prefix: str) -> Iterator[Leftovers]:
-    """Makes a temporary directory. At the end it is removed, and so is shared memory whose name begins with `prefix`.
+    """Makes a temporary directory. At the end it is removed, with all shared memory that has a name beginning with
+    `prefix`.
 
-    It is directly in /tmp, since Ray puts sockets into it, whose paths must be short.
+    The directory is directly in /tmp, because Ray puts sockets into it, and their paths must be short.
     """
     directory = Path(tempfile.mkdtemp(prefix="alignedserve-", dir="/tmp"))
     shell = shutil.which("sh") or "/bin/sh"
     command = [shell, "-c", _REMOVE, "sh", str(directory), prefix]
-    # It has a session of its own: a ctrl-C in the terminal must not reach it.
+    # It has its own session, so that a Ctrl-C in the terminal does not reach it.
     remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield Leftovers(directory, remover)
@@ -79,8 +80,8 @@ def removing(prefix: str) -> Iterator[Leftovers]:
 
 
 def descendants(pid: int) -> list[tuple[int, int]]:
-    """Returns (process id, start time) of children, their children, and so on: an id alone may be another process's
-    later."""
+    """Returns (process id, start time) of all descendants. The start time tells a process from a later one with the
+    same id."""
     children: dict[int, list[tuple[int, int]]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         if status := _status(int(path.name)):
@@ -111,7 +112,7 @@ def _is_alive(pid: int, start: int) -> bool:
 
 
 def _status(pid: int) -> tuple[int, int] | None:
-    """Returns the parent and the start time; None for a process that is gone, or dead and not waited for yet."""
+    """Returns the parent and the start time; None for a process that has ended, also if nothing has waited for it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

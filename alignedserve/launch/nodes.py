@@ -1,7 +1,7 @@
-"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one island each.
+"""The hosts of islands: this machine, under its own Ray, or the nodes of a Ray cluster, one island each.
 
-The nodes of a cluster come and go while the system runs. Where those that may be islands are marked as such (Ray's
-resource ISLAND), as many as are wanted are asked of Ray's autoscaler, and others are left to it.
+Nodes are added and lost while the system runs. If nodes are marked as islands (Ray's resource ISLAND), Ray's autoscaler
+is asked for the wanted number of them, and other nodes are not used.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
 from alignedserve.process.private_files import can_others_write
 from alignedserve.protocol.address import RouterAddress
 
-# The names of the sockets, which are in a directory of this system's own.
+# the names of the sockets in the system's own directory
 _ROUTER_SOCKET, _LAUNCHER_SOCKET = "router.sock", "launcher.sock"
 _LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
-# A node on which nothing runs after so many seconds is no island.
+# seconds that a node has to run something before it is given up
 PROBE_S = 60.0
-# Ray's resource of which a node has one if it is there to be an island; and how much of it an island's router holds, so
-# that the autoscaler does not take the node for idle. Two routers hold that while one takes the other's place.
+# A node that may be an island has one of this resource of Ray's. An island's router holds ROUTER_HOLDS of it, so that
+# the autoscaler does not consider the node idle. Two routers hold it while one replaces the other.
 ISLAND = "island"
 ROUTER_HOLDS = 0.01
 
 
 @dataclass
 class Change:
-    """What has changed since the last look."""
+    """The changes since the last look."""
 
     come: list[Node] = field(default_factory=list)
-    # The numbers of those that have gone.
+    # the numbers of islands that have lost their node
     gone: list[int] = field(default_factory=list)
-    # What prevents nodes from being islands, a line each.
+    # what keeps nodes from being islands, a line each
     problems: list[str] = field(default_factory=list)
 
 
 class Nodes(Protocol):
-    # Those that are there at first, at least one.
+    # the nodes at first, at least one
     first: list[Node]
-    # Where the launcher listens.
+    # where the launcher listens
     launcher: RouterAddress
-    # Whether nodes come and go.
+    # whether nodes can be added and lost
     may_change: bool
-    # So many should be there at first.
+    # the number of nodes to wait for at first
     num_wanted: int
-    # How many should be there later; None: those that there are.
+    # decides the number of nodes later; None: all that exist
     growth: Growth | None
 
     async def look(self) -> Change: ...
 
     async def want(self, count: int) -> None:
-        """So many should be there from now on."""
+        """Sets the wanted number of nodes."""
 
     def given_back(self, number: int) -> None:
-        """The island of this number is none any more; it did not fail."""
+        """Notes that the island has ended without a failure."""
 
     def failed(self, number: int) -> None:
-        """The island of this number can't be: its node is tried again later, as a new one."""
+        """Notes that the island failed. Its node is tried again later, as a new island."""
 
     def worked(self, number: int) -> None:
-        """The island of this number is up."""
+        """Notes that the island is up."""
 
 
 class ThisMachine:
@@ -101,8 +101,9 @@ class ThisMachine:
 
 @contextmanager
 def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[Nodes]:
-    """Names of shared memory begin with `prefix`; what is left of it at the end is removed."""
-    # The router and the pool too.
+    """Yields this machine as the only node. Names of shared memory begin with `prefix`. What is left of it at the end
+    is removed."""
+    # the router and the pool included
     num_processes = sum(config.instances().values()) + config.gateways + 2
     num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_processes, num_threads) as ray:
@@ -116,7 +117,7 @@ def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[Node
 
 
 def threads_of_each(config: LaunchConfig) -> int:
-    """Returns the number of threads of an instance on a CPU, where the environment sets none."""
+    """Returns the number of threads of an instance on a CPU, if the environment does not set it."""
     return max(1, len(os.sched_getaffinity(0)) // sum(config.instances().values()))
 
 
@@ -138,7 +139,9 @@ def nodes_of(
                     say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
                 time.sleep(LOOK_S)
             if nodes.may_grow and nodes.growth is None:
-                say(f"no node has the resource {ISLAND}: all that are there are used, and none are asked for")
+                say(
+                    f"no node has the resource {ISLAND}: all nodes are used, and the autoscaler is asked for none"
+                )
             yield nodes
 
 
@@ -154,11 +157,11 @@ class ClusterNodes:
         self.num_wanted = config.min_islands
         self.growth: Growth | None = None
         self.first: list[Node] = []
-        # Whether there was a node with a mark: others are no islands then.
+        # whether there ever was a node with a mark; then others are not used
         self._has_marks = False
-        # So many are asked of the autoscaler.
+        # the number of nodes that the autoscaler was asked for
         self._num_asked = 0
-        # Gateways are on this node, unless islands have some too.
+        # Gateways are on this node, unless islands have their own.
         host = ray.util.get_node_ip_address() if config.island_gateways else _LOOPBACK
         self.launcher = RouterAddress(host, free_port(host), token)
 
@@ -168,14 +171,15 @@ class ClusterNodes:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """After the block nothing is asked of the autoscaler any more."""
+        """Withdraws the request to the autoscaler after the block."""
         try:
             yield
         finally:
             self._ask(0)
 
     def take_first(self) -> int:
-        """Takes the nodes that are there if they are enough; returns how many are missing, which are asked for."""
+        """Takes the present nodes if they are enough. Otherwise asks the autoscaler. Returns the number that is
+        missing."""
         nodes = self._usable()
         if self.may_grow and (self._has_marks or not nodes):
             self._ask(self._min)
@@ -220,7 +224,8 @@ class ClusterNodes:
         self._choice.given_back(number)
 
     def _ask(self, count: int) -> None:
-        """Asks the autoscaler for so many nodes with a mark, those that are there included. It remembers that."""
+        """Asks the autoscaler for `count` nodes with a mark, present ones included. It keeps the request until the next
+        one."""
         if count != self._num_asked:
             from ray.autoscaler.sdk import request_resources
 
@@ -228,8 +233,8 @@ class ClusterNodes:
             request_resources(bundles=[{ISLAND: 1}] * count)
 
     def _usable(self) -> dict[str, dict[str, Any]]:
-        """Returns the nodes that have marks, if there was ever one; else those with GPUs if there are any or GPUs are
-        needed; else those with CPUs, by their ids."""
+        """Returns nodes by their ids: those with marks, if there ever was one; else those with GPUs, if there are any
+        or GPUs are needed; else those with CPUs."""
         alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         marked = {node_id: node for node_id, node in alive.items() if _is_marked(node)}
         self._has_marks |= bool(marked)
@@ -242,7 +247,7 @@ class ClusterNodes:
         return dict(sorted((with_gpus if with_gpus or self._needs_gpus else with_cpus).items()))
 
     def _node(self, found: dict[str, Any], number: int) -> Node:
-        """Raises RayError when nothing can be run there."""
+        """Returns the node as an island. Raises RayError if nothing can be run on it."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         host = found["NodeManagerAddress"]

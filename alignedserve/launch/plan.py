@@ -1,4 +1,4 @@
-"""Which processes there will be, with which settings: this is decided, and checked, before any of them exists."""
+"""Decides and checks which processes the system has, and their settings, before any of them exists."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
+from alignedserve.gateway.telemetry.telemetry import check_extra
 from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
@@ -38,8 +39,8 @@ from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids,
 
 logger = logging.getLogger(__name__)
 
-# Where no size is given, the pool takes so many bytes, or what one request of max_model_len takes if that is more; but
-# no larger share of the free memory.
+# The pool's default size in bytes, or the size of one request of max_model_len if that is larger. It is at most this
+# share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
@@ -50,18 +51,18 @@ DEVICES = ("auto", "cpu", "cuda")
 class Node:
     """A host that becomes an island."""
 
-    # The name is short, and unique within the system.
+    # short, and unique within the system
     name: str
-    # Ray's id of the node; None if it is the only one.
+    # Ray's id of the node; None if it is the only one
     node_id: str | None
     num_gpus: int
     free_shm_bytes: int
     router: RouterAddress
-    # The island's number, different for each that there ever was in the system.
+    # the island's number, which no other island of the system ever has
     number: int = 0
-    # Whether Ray counts it as one that is there to be an island.
+    # whether it has Ray's resource ISLAND
     is_marked: bool = False
-    # Whether the launcher is there too.
+    # whether the launcher runs on it
     is_launchers: bool = False
 
 
@@ -70,9 +71,9 @@ class ProcessSpec:
     role: str
     instance_id: InstanceId
     config: Any
-    # The number of GPUs that the process has; less than one if it shares one.
+    # the number of GPUs of the process; less than one if it shares one
     num_gpus: float = 0
-    # Whether its node is in use as long as it is there, as the autoscaler sees it.
+    # whether the autoscaler considers its node in use while the process exists
     holds_node: bool = False
 
 
@@ -81,9 +82,9 @@ class IslandPlan:
     node: Node
     processes: tuple[ProcessSpec, ...]
     num_pool_blocks: int
-    # The format of the pool's blocks.
+    # the format of the pool's blocks
     form: BlockFormat
-    # The gateway on this host, if there is one of the island's own.
+    # the island's own gateway, if it has one
     gateway: ProcessSpec | None = None
 
     @property
@@ -96,7 +97,7 @@ class IslandPlan:
 
 
 def check(settings: Settings, model: Location) -> None:
-    """Checks what can be checked before the nodes are known. Raises ValueError."""
+    """Checks all that does not depend on the nodes. Raises ValueError."""
     if settings.engine.device not in DEVICES:
         # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
@@ -110,6 +111,7 @@ def check(settings: Settings, model: Location) -> None:
     check_quantization(settings.engine, model.config)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
+    _check_traces(settings)
     choose_max_model_len(settings.engine, model.config)
     _check_adapters(settings.engine, model)
 
@@ -117,7 +119,7 @@ def check(settings: Settings, model: Location) -> None:
 def _check_adapters(engine: EngineConfig, model: Location) -> None:
     if not engine.adapters:
         return
-    # They import torch, which the launcher does without otherwise.
+    # These import torch, which the launcher does not need otherwise.
     from alignedserve.models.listed_weights import check_adapters
     from alignedserve.models.lora import other_bases
 
@@ -126,12 +128,17 @@ def _check_adapters(engine: EngineConfig, model: Location) -> None:
         logger.warning("%s", text)
 
 
+def _check_traces(settings: Settings) -> None:
+    """Raises ValueError if traces are asked for and what sends them is not installed."""
+    if settings.http.otlp_endpoint is not None:
+        check_extra()
+
+
 def check_quantised(settings: Settings, model: Location) -> None:
-    """Compares the files' headers with what config.json says of them, where the checkpoint is quantised. Raises
-    ValueError."""
+    """Compares the headers of a quantised checkpoint's files with its config.json. Raises ValueError."""
     if model.config.quantised is None or model.directory is None:
         return
-    # This loads torch, which the launcher has no other use for.
+    # This imports torch, which the launcher does not need otherwise.
     from alignedserve.models.listed_weights import check_files
 
     check_files(model.config, model.directory, settings.engine.tensor_parallel_size)
@@ -151,7 +158,7 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
 
 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
-    """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
+    """Returns the plan of an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     num_ranks = settings.engine.tensor_parallel_size
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus // num_ranks)
@@ -185,7 +192,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     )
     log = log_of(settings)
     if settings.launch.address is not None:
-        # Several islands may share a directory.
+        # Several islands may log to one directory.
         log = replace(log, prefix=f"{node.name}-")
     instances = [
         ProcessSpec(
@@ -286,7 +293,7 @@ def plan_gateways(
 
 
 def plan_island_gateway(gateway: ProcessSpec, node: Node) -> ProcessSpec:
-    """Plans the gateway on the host of an island: like this one, of the launcher's host."""
+    """Returns the gateway on the host of an island, which is like `gateway`, that of the launcher's host."""
     name = island_gateway(node.number)
     config = replace(
         gateway.config,
@@ -305,7 +312,7 @@ def _names_of_island_gateways(settings: Settings) -> tuple[InstanceId, ...]:
 
 
 def log_of(settings: Settings) -> LogConfig:
-    """Returns the logging settings with an absolute directory, since the other processes may run in other
+    """Returns the logging settings with an absolute directory, because other processes may run in other
     directories."""
     return replace(settings.log, dir=_absolute_path(settings.log.dir))
 
@@ -315,14 +322,14 @@ def _absolute_path(path: str | None) -> str | None:
 
 
 def _absolute(place: str | None) -> str | None:
-    """The gateway may run in another directory."""
+    """Returns the place with an absolute path, because the gateway may run in another directory."""
     found = place and parse_place(place)
     return str(found.path) if isinstance(found, DirectoryPlace) else place
 
 
 def _local(settings: Settings, model: Location) -> EngineConfig:
-    """Returns settings with the model's directory: it is found once, and no process on this machine has to look for it
-    again; and with the adapters' directories as they are called from anywhere."""
+    """Returns settings with absolute paths of the model and of adapters. Processes on this machine need not look for
+    the model again."""
     engine = replace(settings.engine, lora_modules=with_absolute_paths(settings.engine.lora_modules))
     if settings.launch.address is not None or model.directory is None:
         return engine
@@ -346,8 +353,8 @@ def _choose_transport(settings: Settings, is_cpu: bool) -> str:
 
 
 def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
-    """Returns the number of GPUs of each instance: one for each rank, or if there are not enough, an equal share of
-    one."""
+    """Returns the number of GPUs of each instance: one for each rank or, if there are not enough, an equal share of
+    one. Raises ValueError."""
     if not node.num_gpus:
         raise ValueError(f"device='cuda': {node.name} has no GPU")
     if num_ranks > 1:
@@ -364,7 +371,7 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
 
 
 def _span_where_it_decodes(settings: Settings, model: Location) -> KvSpan | None:
-    """What a request takes of a decode instance; None if that is all of its blocks."""
+    """Returns the part of a request's KV that a decode instance holds; None if that is all of it."""
     groups = choose_layer_groups(settings.engine, model.config, settings.scheduling.share_blocks)
     if not groups.window:
         return None

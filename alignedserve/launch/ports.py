@@ -1,4 +1,4 @@
-"""Finds ports for routers, and checks whether the one for HTTP is free."""
+"""Finds ports for routers, and checks whether the port for HTTP is free."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import errno
 import random
 import socket
 
-# These are below the ports that kernels choose for outgoing connections, so that no other process gets a router's port
-# by chance while the router is away.
+# These ports are below those that kernels choose for outgoing connections, so that no other process gets a router's
+# port by chance while the router restarts.
 FIRST, LAST = 20_000, 32_000
 
 
@@ -34,7 +34,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises ValueError if it is impossible to listen there."""
+    """Raises ValueError if nothing can listen there."""
     try:
         free = is_free(host, port)
     except OSError as error:

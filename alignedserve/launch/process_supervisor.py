@@ -1,8 +1,8 @@
-"""Keeps one process of the system running: starts its actor, runs it again when it died, and gives up when that is no
-use.
+"""Keeps one process of the system running. It starts the actor, runs it again when it died, and gives up after too many
+deaths.
 
-Ray makes a dead actor again (max_restarts=-1); this learns from Ray that `run` ended, and how. Whether the process
-works is known from the router: a process is up when it is connected.
+Ray restarts a dead actor (max_restarts=-1), and reports that `run` ended, and how. The router reports whether the
+process works: a process is up while it is connected.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from ray.exceptions import (
 
 from alignedserve.launch.control import RestartFailed
 
-# A process that was up gets so many seconds to be up again, or three times what its first start took, if that is more.
+# seconds that a process gets to be up again, or three times the time of its first start, if that is more
 RESTART_S = 60.0
-# The most deaths in a row without having been up: the next one would be no different.
+# the most deaths in a row without being up
 MAX_DEATHS = 4
-# Ray reports within two seconds that a process has ended. A process that is down for so many seconds and has not ended
-# hangs.
+# A process that is down for HANG_S seconds and has not ended hangs. Ray reports an end within two seconds.
 HANG_S = 10.0
 _RETRY_S = 0.2
 
 
 class ProcessFailed(RuntimeError):
-    """A process can't be started, or not be started again."""
+    """A process can't be started, or started again."""
 
 
 class Actor(Protocol):
@@ -41,19 +40,22 @@ class Actor(Protocol):
         """Returns when the process exists. Raises RayError."""
 
     async def run(self) -> None:
-        """Returns when the process has stopped, having been told to. Raises RayError."""
+        """Returns when the process has stopped after an order. Raises RayError."""
+
+    async def why_ended(self) -> str | None:
+        """Returns how the last process ended, such as its signal; None if that is not known."""
 
     def restart(self) -> None:
-        """Kills the process; Ray starts another one."""
+        """Kills the process. Ray starts another one."""
 
     def kill(self) -> None:
         """Kills the process for good. Safe to repeat."""
 
     async def prepare(self) -> None:
-        """Returns when the process has done all that it can before it serves. Raises RayError."""
+        """Returns when the process has imported and loaded what it can before it serves. Raises RayError."""
 
     def successor(self) -> Actor | None:
-        """Returns another one that can take this one's place; None if there can't be two at once."""
+        """Returns another actor that can take this one's place; None if both can't exist at once."""
 
 
 class ProcessSupervisor:
@@ -67,15 +69,15 @@ class ProcessSupervisor:
         self._ended = asyncio.Event()
         self._seen_by: set[str] = set()
         self._was_up = False
-        # Whether it was printed that the process is down.
+        # whether "is down" was printed
         self._is_missed = False
         self._num_runs = 0
         self._num_deaths = 0
-        # Why the process ended before, where that is known, and whether this supervisor will have caused its next end.
+        # why the process ended before, if that is known, and whether this supervisor causes its next end
         self._reason = ""
         self._is_restarting = False
-        # Whether another process is being put in the place of this one; whether this one was killed for that, and the
-        # other has not its place yet; and set when it has.
+        # whether the process is being replaced; whether it was killed for that and its successor has not taken its
+        # place yet; set once it has
         self._is_replacing = False
         self._is_next_awaited = False
         self._replaced = asyncio.Event()
@@ -83,7 +85,7 @@ class ProcessSupervisor:
         self._first_took_s = 0.0
 
     def seen(self, by: str, detail: str) -> None:
-        """A router reports that it is connected to the process."""
+        """Notes that a router is connected to the process."""
         self._seen_by.add(by)
         if self._is_up.is_set():
             return
@@ -97,7 +99,8 @@ class ProcessSupervisor:
         self._is_down.clear()
 
     def unseen(self, by: str, is_dead: bool) -> None:
-        """A router is not connected to the process any more; `is_dead` unless the router itself is gone."""
+        """Notes that a router is no longer connected to the process. `is_dead` is false if the router itself is
+        gone."""
         self._seen_by.discard(by)
         if self._seen_by or not self._is_up.is_set():
             return
@@ -129,12 +132,12 @@ class ProcessSupervisor:
 
     @property
     def patience_s(self) -> float:
-        """The seconds that a process gets to be up again."""
+        """seconds that the process gets to be up again"""
         return max(RESTART_S, 3 * self._first_took_s)
 
     async def successor(self) -> Actor | None:
-        """Returns another actor, which has done all that it can before it takes this one's place; None if there can't
-        be two at once. Raises RestartFailed."""
+        """Returns another actor, which is ready to take this one's place; None if both can't exist at once. Raises
+        RestartFailed."""
         if (new := self._actor.successor()) is None:
             return None
         try:
@@ -150,14 +153,14 @@ class ProcessSupervisor:
         return new
 
     def switch(self, actor: Actor) -> None:
-        """This actor has the place of the one before, which is supervised no more."""
+        """Supervises this actor from now on, in place of the one before."""
         self._actor = actor
         self._is_next_awaited = False
         self._replaced.set()
 
     async def replace(self) -> None:
-        """Puts another process in the place of this one, which is killed, and returns when it is up. Raises
-        RestartFailed; if another one could not be prepared, this one goes on."""
+        """Kills the process and puts another in its place. Returns when that is up. Raises RestartFailed. If no other
+        process could be prepared, this one goes on."""
         new = await self.successor()
         if not self._is_up.is_set():
             if new:
@@ -167,7 +170,7 @@ class ProcessSupervisor:
         try:
             self._actor.kill() if new else self._actor.restart()
             async with asyncio.timeout(self.patience_s):
-                # Its connections are closed when it is dead. Two at once would be in each other's way.
+                # Its connections close when it is dead. Two processes with one name would conflict.
                 await self._is_down.wait()
                 if new:
                     self.switch(new)
@@ -180,7 +183,7 @@ class ProcessSupervisor:
             self._is_replacing = False
 
     async def supervise(self) -> None:
-        """Returns when the process has stopped, having been told to. Raises ProcessFailed."""
+        """Returns when the process has stopped after an order. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
             await self._run()
@@ -196,11 +199,11 @@ class ProcessSupervisor:
             if self._is_stopping:
                 return
             if actor is self._actor:
-                self._judge(error)
+                self._judge(error, await actor.why_ended())
                 await asyncio.sleep(_RETRY_S)
 
     async def _run_once(self, actor: Actor) -> RayError | None:
-        """Returns when it has ended, or when another one has its place."""
+        """Returns when the process has ended, or another one has taken its place."""
         self._num_runs += 1
         self._replaced.clear()
         running = asyncio.create_task(self._run_actor(actor))
@@ -221,9 +224,8 @@ class ProcessSupervisor:
         return None
 
     async def _until_ready(self, actor: Actor) -> None:
-        """Waits until the actor is ready. While Ray has not noticed that a process has died, or is making another, it
-        calls the actor unavailable: that is no death, however often it is reported. On a busy machine it takes many
-        seconds."""
+        """Waits until the actor is ready. Ray reports an actor as unavailable while it has not noticed a death or is
+        starting another process. That is not a death, and takes many seconds on a busy machine."""
         give_up_s = time.monotonic() + RESTART_S
         while True:
             try:
@@ -233,12 +235,13 @@ class ProcessSupervisor:
                     raise
             await asyncio.sleep(_RETRY_S)
 
-    def _judge(self, error: RayError | None) -> None:
+    def _judge(self, error: RayError | None, why: str | None) -> None:
+        """`why` is how the process ended, if that is known."""
         was_restarting, self._is_restarting = self._is_restarting, False
         if was_restarting and isinstance(error, ActorUnavailableError):
             return
         self._num_deaths += 1
-        reason = _reason(error)
+        reason = f"{_reason(error)}: {why}" if why and not isinstance(error, RayTaskError) else _reason(error)
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
             raise ProcessFailed(f"{self.name} can't be started again: {reason}")
         if isinstance(error, RayTaskError):
@@ -248,13 +251,15 @@ class ProcessSupervisor:
             self._say(f"{self.name} failed: {reason}")
             self._is_restarting = True
             self._actor.restart()
+        else:
+            self._say(f"{self.name}: {reason}")
         if self._num_deaths >= MAX_DEATHS:
             raise ProcessFailed(
                 f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}"
             )
 
     async def _watch(self) -> None:
-        """Kills the process when it hangs, and gives it up when it was up and does not come back."""
+        """Kills the process when it hangs. Raises ProcessFailed if it was up and does not come back."""
         while True:
             await self._is_down.wait()
             run = self._num_runs
@@ -269,7 +274,7 @@ class ProcessSupervisor:
                 raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
 
     async def _comes_back_within(self, seconds: float) -> bool:
-        # wait_for is not used, since before Python 3.12 it can swallow a cancellation.
+        # Before Python 3.12 wait_for can swallow a cancellation.
         try:
             async with asyncio.timeout(seconds):
                 await self._is_up.wait()
@@ -284,5 +289,5 @@ def _reason(error: RayError | None) -> str:
     if isinstance(error, ActorUnavailableError):
         return "its process died"
     cause = error.cause if isinstance(error, RayTaskError) else error
-    # Only the first line is kept: the rest is for Ray's own developers.
+    # The other lines are for Ray's developers.
     return str(cause).strip().split("\n")[0] or type(cause).__name__

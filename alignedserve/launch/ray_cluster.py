@@ -1,20 +1,20 @@
 """Ray for one system: its own on this machine, on loopback and behind a token, or an existing cluster that it joins.
 
-What Ray 2.60 was seen to do, and to which its configuration here is the answer:
-- it listens on all interfaces, `_node_ip_address="127.0.0.1"` notwithstanding, unless clusters are off: the variable
-  is named after the systems where they are off by default;
-- RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
-- any user may write in its directory, whatever the umask is, so that is inside one of ours;
-- its ports, of which each of our processes has one, take messages of 512 MB whole before they check the token, and a
-  process that gets the port of a part of Ray that died is sent the token. With TLS, which Ray has on request, both
-  ends need the key of this system, so no other process gets that far;
-- its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can only be moved: to
-  one that does not exist;
-- `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each process;
-- it reports at length, and repeatedly, that a worker died, which is printed here as one line;
-- its memory monitor kills workers when the machine is 95 % full, whichever process filled it;
-- its workers run at nice 15: behind whatever else the machine does, and hardly ahead of instances on a CPU, which are
-  nicer still and can only get to 19. A gateway then waited half as long for a core as it ran.
+The configuration here answers what Ray 2.60 does:
+- It listens on all interfaces in spite of `_node_ip_address="127.0.0.1"`, unless clusters are off. The variable for
+  that is named after the systems where they are off by default.
+- RAY_AUTH_TOKEN keeps it from writing a token to the home directory.
+- Any user may write in its directory, whatever the umask is. So the directory is inside one of ours.
+- Each process has a port that takes messages of 512 MB before it checks the token. A process that gets the port of a
+  dead part of Ray is sent the token. With TLS both ends need the key of this system, so no other process gets that far.
+- Its autoscaler is not used here, but serves metrics without a token. Its port can only be moved: to one that does not
+  exist.
+- `num_cpus` workers are started ahead, one for each process. That saves most of an actor's start and restart.
+- It reports at length, and repeatedly, that a worker died. console.py leaves that out.
+- It colours the lines of workers, also in files, and prints one line for several that are alike.
+- Its memory monitor kills workers when the machine is 95 % full, whichever process filled it.
+- Its workers run at nice 15, behind everything else on the machine. Instances on a CPU are nicer still, but 19 is the
+  limit. A gateway then waited for a core half as long as it ran.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ from typing import Any
 from alignedserve.launch.certificate import make_certificate
 from alignedserve.launch.leftovers import descendants, end
 
-# The fewest bytes that Ray accepts. Nothing of ours goes through its object store.
+# the fewest bytes that Ray accepts; its object store is not used
 OBJECT_STORE_BYTES = 80 << 20
-_UNSAID = (
-    r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
-)
 
 
 @contextmanager
 def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator[Any]:
-    """Yields the ray module, for a Ray that ends with the block and leaves no process. `directory` is for this user
-    alone. `num_threads` is the number of threads of an instance on a CPU, where the environment sets none."""
+    """Yields the ray module, for a Ray that ends with the block and leaves no process. Only this user may have access
+    to `directory`. `num_threads` is the number of threads of an instance on a CPU, if the environment does not set
+    it."""
     tls = make_certificate(directory)
     os.environ.update(
         RAY_AUTH_MODE="token",
@@ -55,9 +53,8 @@ def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator
         RAY_TLS_SERVER_KEY=str(tls.key),
         RAY_TLS_CA_CERT=str(tls.certificate),
         AUTOSCALER_METRIC_PORT="-1",
-        RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
     )
-    # Otherwise every attempt of a stranger on its ports would be printed on the terminal.
+    # Otherwise each attempt of another program on its ports would be printed.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     before = set(descendants(os.getpid()))
@@ -101,12 +98,12 @@ def _join(address: str) -> Any:
 
 
 def _init(**options: Any) -> Any:
-    # It is imported here, since its native part reads the environment when it is imported.
+    os.environ.update(RAY_COLOR_PREFIX="0", RAY_DEDUP_LOGS="0")
+    # Ray is imported here, because its native part reads the environment during the import.
     import ray
 
-    # Ray's processes inherit the blocked SIGHUP: when a terminal closes, only this process is to react, which ends
-    # them when all requests have ended. (Ray does the same with SIGINT.) A signal that comes meanwhile is delivered
-    # afterwards.
+    # Ray's processes inherit the blocked SIGHUP. When a terminal closes, only this process reacts, and ends them when
+    # all requests have ended. Ray does the same with SIGINT. A signal that arrives meanwhile is delivered afterwards.
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(logging_level=logging.ERROR, **options)

@@ -1,4 +1,4 @@
-"""`alignedserve serve`: checks the settings, starts Ray, plans, supervises, and leaves nothing behind."""
+"""`alignedserve serve`: checks the settings, starts Ray, plans and supervises the system, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import FrameType
 
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.console import format_output
 from alignedserve.launch.control import control_path, prepare_directory
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
 from alignedserve.launch.plan import (
@@ -38,30 +39,29 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Runs until a signal ends it. Raises ValueError for settings that can't work, and ProcessFailed when a process
-    fails for good."""
+    """Runs until a signal ends it. Raises ValueError for settings that can't work, and ProcessFailed if a process can't
+    be kept running."""
     say, signals = _logging_too(settings, say), Signals()
     signals.hear()
     try:
         _serve(settings, say, signals)
     except (KeyboardInterrupt, SystemExit) as error:
-        # While Ray starts, its own handler exits with the signal's number.
+        # While Ray starts, Ray's own handler exits with the signal's number.
         if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
             raise
         say("stopped")
 
 
-# A terminal that closes sends SIGHUP, and so may its shell: the first one is like SIGTERM, and later ones do not mean
-# that the user wants a faster end.
+# A terminal that closes sends SIGHUP, and its shell may send another. The first one is like SIGTERM. Later ones do not
+# ask for a faster end.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
     """Handles the signals that end the program, from the first line to the last.
 
-    During the start they raise; the exception may be lost in code of a library, also native code, but the signal is
-    remembered. Then they are held until the supervisor exists, which is called. At the end, while Ray and the store
-    are being stopped, they are ignored.
+    During the start they raise. The exception may be lost in code of a library, but the signal is remembered. Then they
+    are held until the supervisor exists, which is called. At the end, while Ray and the store stop, they are ignored.
     """
 
     def __init__(self) -> None:
@@ -75,21 +75,21 @@ class Signals:
                 signal.signal(number, self._came)
 
     def hold(self) -> None:
-        """From here on no signal raises: an event loop that is interrupted while it is made prints a traceback."""
+        """Lets no signal raise from here on, because an event loop that is interrupted while it is made prints a
+        traceback."""
         self._tell = lambda: None
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Calls `told` in the event loop for each signal from here on, and for one that has come before."""
+        """Calls `told` in the event loop for each signal from here on, and for one that arrived before."""
         loop, has_come = asyncio.get_running_loop(), self._has_come
-        # The loop's own handlers are not used: when it closes they are removed, and a signal would end the process at
-        # once.
+        # The loop's own handlers are not used. They are removed when it closes, and a signal would then end the process
+        # at once.
         self._tell = lambda: loop.call_soon_threadsafe(told)
         if has_come:
             told()
 
     def ignore(self) -> None:
-        """Ignores the signals until the very end of the process: Python removes handlers of its own before that, but
-        not this."""
+        """Ignores the signals until the process ends. Python would remove handlers before that."""
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
 
@@ -119,7 +119,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         locate_store(settings.launch, prefix) as store,
         _nodes(settings, prefix, say) as nodes,
     ):
-        # Ray has installed a handler of its own.
+        # Ray has installed its own handler.
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
 
@@ -133,7 +133,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         gateways = plan_gateways(settings, model, islands, store.url, nodes.launcher, path)
 
         def whole(island: IslandPlan) -> IslandPlan:
-            """With its own gateway, where there is to be one: the launcher's host has others."""
+            """Returns the island with its own gateway, if islands have one. The launcher's host has others."""
             if not settings.launch.island_gateways or island.node.is_launchers:
                 return island
             return replace(island, gateway=plan_island_gateway(gateways[0], island.node))
@@ -143,7 +143,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         def ready() -> None:
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
-        # It is imported here, since it imports ray, which has to be set up first.
+        # It imports ray, which must be set up first.
         from alignedserve.launch.system_supervisor import ControlPlace, SystemSupervisor
 
         async def supervise() -> None:
@@ -156,6 +156,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
                 say,
                 ready,
                 ControlPlace(path, listener),
+                settings.keys,
                 http.shutdown_timeout,
             )
             signals.tell(supervisor.stop)
@@ -169,8 +170,9 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
 
 
 def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Returns a function which also writes what is printed on the terminal to the launcher's log file, if there are
-    files. Raises ValueError."""
+    """Formats the output of this process. Returns a function which also writes what is printed to the launcher's log
+    file, if there are files. Raises ValueError."""
+    format_output(settings.log.format)
     try:
         log_of(settings).start("launcher", has_console=False)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""All settings of `alignedserve serve`, checked once: a section for each part of the system that has settings.
+"""All settings of `alignedserve serve`, checked once. Each part of the system that has settings has a section.
 
-Flags of the command line are derived from it (`cli/options.py`), and the plan and `doctor` read it. The prefix of a
-section's flags, if they have one, stands beside the section.
+The flags of the command line are derived from the sections (`cli/options.py`). The plan and `doctor` read them. The
+prefix of a section's flags, if there is one, stands beside the section.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from alignedserve.process.logs import LogConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 
-# The processes have no terminal to draw progress bars on.
+# Processes of a server have no terminal for progress bars.
 NO_FLAGS = ("use_tqdm",)
 
 
@@ -67,7 +67,8 @@ def sections() -> Iterator[Section]:
 
 
 def settings_of(model: str | None, options: Mapping[str, Any]) -> Settings:
-    """`options` are the flags' values by the flags' names. Raises ValueError for what is not allowed."""
+    """Returns the settings. `options` are the flags' values by name. Raises ValueError for a value that is not
+    allowed."""
     if model is None:
         options = {**options, "served_model_name": options.get("served_model_name") or "demo"}
     told = {each.name: taken(each.config_class, options, each.prefix) for each in sections()}
@@ -76,6 +77,6 @@ def settings_of(model: str | None, options: Mapping[str, Any]) -> Settings:
 
 
 def taken(config_class: type[Any], options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns those of the options that are fields of the class, by the fields' names."""
+    """Returns the options that are fields of the class, by the fields' names."""
     names = {each.name: f"{prefix}{each.name}" for each in fields(config_class)}
     return {name: options[flag] for name, flag in names.items() if flag in options}

@@ -1,6 +1,6 @@
-"""Where the store is: at the Redis that was named, or at a private one in the state directory.
+"""Finds the store: the Redis of --redis-url, or a private one in the state directory.
 
-This module imports no ray, which has to be set up first.
+This module does not import ray, which must be set up first.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
 
-# Redis gets so many seconds to end. What it has answered is on the disk, so killing it loses nothing.
+# seconds that Redis gets to end; all that it has confirmed is on the disk, so killing it loses nothing
 _END_S = 5.0
 _PING_S = 0.02
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Where the store is. `server` is this system's own Redis, which has to be kept running; None for another one."""
+    """The store's address. `server` is the system's own Redis, which must be kept running; None for another one."""
 
     url: str
     server: PrivateServer | None
-    # Notes a process's id, so that the process does not outlive this system.
+    # notes the id of a process that must not outlive the system
     note: Callable[[int], None] = lambda pid: None
 
 
 @contextlib.contextmanager
 def locate_store(config: LaunchConfig, prefix: str) -> Iterator[StoreLocation]:
-    """Finds the store, and locks a private one. Raises ValueError when there can't be one."""
+    """Yields the store's location, and locks a private store. Raises ValueError if there can't be one."""
     if config.redis_url is not None:
         try:
             RedisStore(config.redis_url)

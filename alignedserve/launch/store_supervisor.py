@@ -1,4 +1,4 @@
-"""Keeps the private Redis running. It is a child of the launcher, so that it does not depend on Ray."""
+"""Keeps the private Redis running. It is a child process of the launcher, so that it does not depend on Ray."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreLocation, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
-# The seconds between attempts to start Redis again, at first and at most. Real-time traffic goes on without it.
+# seconds between attempts to start Redis again, at first and at most. Real-time traffic goes on without it.
 RETRY_S, MAX_RETRY_S = 0.1, 10.0
-# A Redis that has been up for so many seconds works. (On a full disk it starts, and ends at its first write.)
+# seconds after which a Redis that is up counts as working. (On a full disk it starts, and ends at its first write.)
 STEADY_S = 60.0
-# The seconds between two questions whether Redis answers, and the longest wait for each answer.
+# seconds between two checks whether Redis answers, and the longest wait for each answer
 _ASK_S = 1.0
-# The seconds after its start within which Redis must answer, at least that it is loading.
+# seconds after its start within which Redis must answer, at least that it is loading
 _START_S = 60.0
 
 
 @dataclass
 class Pauses:
-    """The pauses between the end of a run and the start of the next: each is longer, until a run goes well."""
+    """The pauses between the end of a run and the start of the next. Each is longer, until a run lasts."""
 
     _next_s: float = RETRY_S
 
     def after(self, up_s: float) -> float:
-        """The pause in seconds after a run that was up for `up_s`."""
+        """Returns the pause in seconds after a run that was up for `up_s` seconds."""
         if up_s >= STEADY_S:
             self._next_s = RETRY_S
         pause_s = self._next_s
@@ -42,13 +42,13 @@ class StoreSupervisor:
     def __init__(
         self, location: StoreLocation, say: Callable[[str], None], silence_s: float = HANG_S
     ) -> None:
-        """A Redis which answers nothing for `silence_s` seconds is killed."""
+        """A Redis that does not answer for `silence_s` seconds is killed."""
         self._location = location
         self._say = say
         self._silence_s = silence_s
         self._is_up = asyncio.Event()
         self._stop = asyncio.Event()
-        # The last printed reason why Redis does not start.
+        # the last printed reason why Redis does not start
         self._said = ""
 
     async def until_up(self) -> None:
@@ -58,7 +58,7 @@ class StoreSupervisor:
         self._stop.set()
 
     async def supervise(self) -> None:
-        """Runs until it is told to stop. Raises ProcessFailed when Redis does not start even once."""
+        """Runs until `stop`. Raises ProcessFailed if Redis does not start even once."""
         if self._location.server is None:
             self._is_up.set()
             await self._stop.wait()
@@ -71,7 +71,7 @@ class StoreSupervisor:
                     await self._stop.wait()
 
     async def _run_once(self, server: PrivateServer) -> float:
-        """Runs Redis until it ends, and returns for how many seconds it was up."""
+        """Runs Redis until it ends, and returns the seconds that it was up."""
         start_s = time.monotonic()
         process = await server.start()
         self._location.note(process.pid)
@@ -107,8 +107,8 @@ class StoreSupervisor:
     async def _kill_when_silent(
         self, server: PrivateServer, process: asyncio.subprocess.Process, answering: asyncio.Task[None]
     ) -> None:
-        """Kills Redis when it leaves questions unanswered. They are counted, not time: while this process itself
-        stands still, it asks nothing."""
+        """Kills Redis when it does not answer. Unanswered checks are counted, not seconds, because this process itself
+        may have been stopped."""
         num_missed, was_heard = 0, False
         while num_missed < _num_questions(self._silence_s if was_heard else _START_S):
             pause = asyncio.create_task(asyncio.sleep(_ASK_S))

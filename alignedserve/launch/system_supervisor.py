@@ -1,4 +1,4 @@
-"""Supervises the whole system: its islands, its gateway and its store, from the first actor to the last."""
+"""Supervises the whole system: its islands, its gateways and its store, from the first actor to the last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import ray
 
+from alignedserve.gateway.config import KeyConfig
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.api_keys import KeyFile
 from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
@@ -21,16 +23,17 @@ from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
+from alignedserve.launch.upgrade import check_installed
 
-# A gateway that was told to retire ends by its own clock; this is for one that does not.
+# seconds after which a gateway that was told to retire, and has not ended by itself, is killed
 RETIRED_S = 660.0
 
 
 @dataclass(frozen=True)
 class ControlPlace:
-    # Of the Unix socket.
+    # the path of the Unix socket
     path: str
-    # Where gateways listen.
+    # the socket at which gateways listen
     listener: socket.socket
 
 
@@ -45,11 +48,12 @@ class SystemSupervisor:
         say: Callable[[str], None],
         ready: Callable[[], None],
         control: ControlPlace,
+        keys: KeyConfig,
         shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`islands` are the plans of the first nodes; `plan` makes those of nodes that come later. `ready` is called
-        when everything is up for the first time. `control` is where others may ask for a restart. Requests that run at
-        the end get `shutdown_timeout_s` seconds to finish."""
+        """`islands` are the plans of the first nodes, and `plan` makes those of later nodes. `ready` is called when
+        everything is up for the first time. `control` is where others may ask for a restart. The file of `keys` is
+        watched. Requests that run at the end get `shutdown_timeout_s` seconds to finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -61,9 +65,13 @@ class SystemSupervisor:
             for spec in gateways
         }
         self._links = GatewayLinks(nodes.launcher, self._gateways)
+        owners = gateways[0].config.key_owners
+        if owners:
+            self._links.set_keys(owners)
+        self._key_file = KeyFile(keys, owners, say, self._links.set_keys)
         self._control = Control(control.path, control.listener, self._restart)
         self._restarting = asyncio.Lock()
-        # Gateways whose place others have taken, and what waits for their ends.
+        # gateways that were replaced, by the tasks that wait for their ends
         self._retiring: dict[asyncio.Task[None], RayActor] = {}
         self._store = StoreSupervisor(store, say)
 
@@ -75,7 +83,7 @@ class SystemSupervisor:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until `stop`. Raises ProcessFailed when something can't be started, or not be started again."""
+        """Runs until `stop`. Raises ProcessFailed if something can't be started, or started again."""
         await self._links.listen()
         await self._control.listen()
         try:
@@ -88,9 +96,10 @@ class SystemSupervisor:
         supervising = asyncio.create_task(self._supervise())
         storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
+        watching = asyncio.create_task(self._key_file.watch())
         await asyncio.wait({supervising, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        # Who has no gateway any more is refused.
+        # From here on new connections are refused if all gateways have ended.
         self._control.stop()
         for gateway in self._all_gateways:
             gateway.stopping()
@@ -100,12 +109,13 @@ class SystemSupervisor:
         for task, actor in list(self._retiring.items()):
             task.cancel()
             actor.kill()
+        watching.cancel()
         self._islands.stop()
         self._links.stop()
         await asyncio.wait({supervising}, timeout=STOP_S)
         supervising.cancel()
         await asyncio.wait({supervising})
-        # The store stops last: the gateway has released its jobs by now.
+        # The store stops last, because gateways release their jobs before.
         self._store.stop()
         await asyncio.wait({storing})
         for task in (supervising, storing):
@@ -113,7 +123,7 @@ class SystemSupervisor:
                 raise first_failure(error)
 
     def stop(self) -> None:
-        """Stops when running requests have finished; at once when it is called again."""
+        """Stops the system when running requests have finished; at once if it is called again."""
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
@@ -124,7 +134,7 @@ class SystemSupervisor:
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
             {ended, hurried, supervising},
-            # Gateways end by their own clocks; this time-out is for when one receives no order.
+            # Gateways end by themselves. The time-out is for a gateway that does not receive the order.
             timeout=self._shutdown_timeout_s + STOP_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
@@ -138,13 +148,14 @@ class SystemSupervisor:
             raise RestartFailed("another restart is under way")
 
         def tell(line: str) -> None:
-            """Whoever has asked may be gone, and others want to know what happened."""
+            """Prints the line and sends it to the process that asked, which may have exited."""
             self._say(f"restart: {line}")
             say(line)
 
         async with self._restarting:
             self._say("restart: every process is replaced, one after the other")
             try:
+                await check_installed([("this host", None), *self._islands.hosts])
                 await self._islands.restart(tell)
                 for gateway in self._all_gateways:
                     await self._replace_gateway(gateway, tell)
@@ -154,8 +165,8 @@ class SystemSupervisor:
             self._say("restart: done")
 
     async def _replace_gateway(self, gateway: ProcessSupervisor, say: Say) -> None:
-        """The new one takes connections from the same socket. When it does, the old one takes no more, and ends when
-        those that it has are closed."""
+        """Starts another gateway at the same socket. Once that accepts connections, the old one accepts no more, and
+        ends when its own are closed. Raises RestartFailed."""
         begun_s, old, new = time.monotonic(), gateway.actor, await gateway.successor()
         assert isinstance(old, RayActor) and isinstance(new, RayActor), "gateways have no GPU"
         try:
@@ -172,7 +183,7 @@ class SystemSupervisor:
         say(f"{gateway.name} is another process, after {time.monotonic() - begun_s:.1f} s")
 
     async def _until_connected(self, gateway: ProcessSupervisor, new: RayActor) -> None:
-        """Raises RestartFailed when it has ended, or time is up, before."""
+        """Returns when the gateway is connected. Raises RestartFailed if it ends before, or takes too long."""
         connected = asyncio.create_task(self._links.until_connected(new.spec.instance_id))
         ended = asyncio.create_task(new.until_ended())
         try:

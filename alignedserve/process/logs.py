@@ -7,8 +7,7 @@ request (protocol/message_log.py), with the id of its HTTP call.
 A message may still contain foreign text, such as a name or an error. So no message can end its line, imitate the next
 one or control a terminal, and its length is limited.
 
-Ray adds a prefix to a process's stderr and forwards it to the terminal. To read logs by program, let each process write
-a file as well.
+Ray forwards what a process writes to stderr to the launcher, which removes Ray's prefix (launch/console.py).
 """
 
 from __future__ import annotations
@@ -60,12 +59,15 @@ class LogConfig:
         if self.dir is not None:
             private_files.make_directory(self.dir)
             path = os.path.join(self.dir, f"{self.prefix}{name}.log")
-        set_up_logging(self.format, self.level, sys.stderr if has_console else None, path)
+        process = f"{self.prefix.removesuffix('-')}/{name}" if self.prefix else name
+        set_up_logging(self.format, self.level, sys.stderr if has_console else None, path, process)
 
 
-def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:
-    """Sets up logging for this process: to a stream, a file, or both. The file may be moved away for rotation. Safe to
-    repeat."""
+def set_up_logging(
+    form: str, level: str = "info", to: TextIO | None = None, path: str | None = None, process: str = ""
+) -> None:
+    """Sets up logging for this process: to a stream, a file, or both. The file may be moved away for rotation. Each
+    line has the name of the `process`, if there is one. Safe to repeat."""
     root = logging.getLogger()
     for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:
         root.removeHandler(older)
@@ -74,7 +76,7 @@ def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, pat
     if path:
         handlers.append(_File(path))
     for handler in handlers:
-        handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+        handler.setFormatter(_JsonFormatter(process) if form == "json" else _TextFormatter(process))
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
     for package in ("alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"):
@@ -125,25 +127,30 @@ class _File(WatchedFileHandler):
             sys.stderr.flush()
 
 
+def time_of(seconds: float) -> str:
+    """Returns the form of a time that lines begin with. `seconds` are those since 1970."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
 class _Formatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
     @staticmethod
     def fields(record: logging.LogRecord) -> dict[str, Any]:
         return getattr(record, "fields", {})
-
-    @staticmethod
-    def time(record: logging.LogRecord) -> str:
-        return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
 
 
 class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": self.time(record),
+            "time": time_of(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": shortened(record.getMessage(), MAX_CHARS),
             "request_id": request_id.get(),
-        }
+        } | ({"process": self._process} if self._process else {})
         if record.exc_info:
             line["exception"] = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)
         return json.dumps(line | self.fields(record), default=str)
@@ -154,7 +161,10 @@ class _TextFormatter(_Formatter):
         said = "".join(f" {name}={_word(str(value))}" for name, value in self.fields(record).items())
         about = request_id.get() or "-"
         message = one_line(record.getMessage())
-        line = f"{self.time(record)} {record.levelname} {record.name} [{about}] {message}{said}"
+        process = f"{self._process} " if self._process else ""
+        line = (
+            f"{time_of(record.created)} {record.levelname} {process}{record.name} [{about}] {message}{said}"
+        )
         if not record.exc_info:
             return line
         exception = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)

@@ -18,12 +18,14 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from alignedserve import __version__
 from alignedserve.protocol.address import check_unused
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.frames import MAX_FRAME_BYTES
 from alignedserve.protocol.handshake import ServerHandshake
 from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.protocol.peer import Peer
+from alignedserve.protocol.versions import RULE, work_together
 from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, is_island_gateway, without_generation
 
 logger = logging.getLogger(__name__)
@@ -186,6 +188,8 @@ class Hub:
         self._handler.connected(hello)
 
     def _objection(self, hello: Hello) -> str | None:
+        if not work_together(__version__, hello.version):
+            return f"{hello.instance_id}: is version {hello.version}, and this process {__version__}; {RULE}"
         if hello.role not in ROLES:
             return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
         if self._members is not None and not self._may_be(self._members.get(_member(hello)), hello.role):

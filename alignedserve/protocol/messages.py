@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from alignedserve import __version__
 from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.timing.cost import CostModel
@@ -60,6 +61,8 @@ class Hello(Message):
     cost: CostModel | None = None
     # When the process was started: seconds since 1970 on its host's wall clock, for humans.
     started_s: float = 0.0
+    # The version of AlignedServe that it runs. Another process may run another one: see versions.py.
+    version: str = __version__
 
 
 class InstanceLimits(Message):
@@ -658,6 +661,9 @@ class ProcessStatus(Message):
     stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
     # See Hello.
     started_s: float = 0.0
+    # What it uses (see process/usage.py), if it runs on the router's host for certain; otherwise 0.
+    cpu_s: float = 0.0
+    resident_bytes: int = 0
 
 
 class Cluster(Message):
@@ -735,6 +741,13 @@ class Membership(Message):
     num_wanted: int = 0
 
 
+class ApiKeys(Message):
+    """From the launcher to gateways, when they connect and whenever the list changes, if the system has API keys."""
+
+    # The owners by the keys' digests (see gateway/http/keys.py). It is never empty.
+    owners: dict[bytes, str]
+
+
 class Attainment(Message):
     """From a gateway to the launcher, every second: how many objectives were met since the last message."""
 
@@ -793,6 +806,7 @@ AnyMessage = (
     | Drain
     | Stop
     | Membership
+    | ApiKeys
     | GatewayNews
     | Retire
     | Attainment

@@ -129,6 +129,11 @@ class Store(ABC):
     def is_down(self) -> bool:
         """Whether a call has failed to reach the store and no probe has succeeded since. Does not contact the store."""
 
+    @property
+    def why_down(self) -> str:
+        """Returns where the store is and why it could not be reached, for a log line. It has no password."""
+        return ""
+
     @abstractmethod
     async def probe(self) -> None:
         """Makes a write without effect, to find out whether an unreachable store accepts writes again."""

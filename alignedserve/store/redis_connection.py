@@ -50,6 +50,7 @@ class RedisConnection:
         self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
         self._is_down = False
+        self._reason = ""
         # Running calls, perhaps without a waiting caller.
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -62,6 +63,11 @@ class RedisConnection:
     def is_down(self) -> bool:
         return self._is_down
 
+    @property
+    def why_down(self) -> str:
+        """Returns the address, without user and password, and the latest error."""
+        return f"{self._pool.place}: {self._reason}"
+
     async def probe(self) -> None:
         """See Store."""
         # The probe writes, because reads prove little: on a full disk, Redis exits at the first write after each start.
@@ -72,8 +78,9 @@ class RedisConnection:
         """Runs the call in a task that goes on if the caller is cancelled: redis-py 8.1 swallows cancellations."""
         if self._hearing.is_silent:
             call.close()
-            self._is_down = True
-            raise StoreAway("it does not answer")
+            away = StoreAway("it does not answer")
+            self._failed(away)
+            raise away
         task = asyncio.create_task(self._heard(call))
         self._calls.add(task)
         task.add_done_callback(self._over)
@@ -119,9 +126,12 @@ class RedisConnection:
             self._next_tick()
         try:
             return await self._translated(call)
-        except StoreAway:
-            self._is_down = True
+        except StoreAway as error:
+            self._failed(error)
             raise
+
+    def _failed(self, error: StoreAway) -> None:
+        self._is_down, self._reason = True, str(error)
 
     async def _translated(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Translates errors to StoreAway. BusyLoadingError and AuthenticationError are ConnectionErrors."""

@@ -30,7 +30,8 @@ _OWN = ("username", "password")
 
 
 class RedisPool:
-    """`connections` is the pool for redis-py's client."""
+    """`connections` is the pool for redis-py's client. `place` is the address without user and password, for people to
+    read."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Raises ValueError for an invalid address."""
@@ -38,8 +39,11 @@ class RedisPool:
         scheme, _, rest = url.partition("://")
         if scheme not in (f"redis{SENTINEL}", f"rediss{SENTINEL}"):
             self.connections: Any = BlockingConnectionPool.from_url(url, **options)
+            told = self.connections.connection_kwargs
+            self.place: str = told.get("path") or f"{told.get('host', 'localhost')}:{told.get('port', 6379)}"
             return
         sentinels, service, plain, of_sentinel = _taken_apart(scheme.removesuffix(SENTINEL), rest)
+        self.place = f"{','.join(f'{host}:{port}' for host, port in sentinels)}/{service}"
         by_url = BlockingConnectionPool.from_url(plain, **options)
         is_tls = by_url.connection_class is SSLConnection
         common = {

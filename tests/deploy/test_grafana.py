@@ -1,4 +1,4 @@
-"""Every metric that the dashboard asks for exists, with the labels that it is asked by."""
+"""The dashboard, the alert rules, the metrics' page and what a gateway exposes agree."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.gateway.telemetry.exposition import HISTOGRAMS, INSTANCE_COUNTERS
 from tests.gateway.observed import observed
 from tests.gateway.served import play
 from tests.gateway.telemetry.test_metrics import KnowingRouter
 
-DASHBOARD = Path(__file__).parent.parent.parent / "deploy/grafana/alignedserve.json"
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy/grafana/alignedserve.json"
+ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
+PAGE = ROOT / "docs/reference/metrics.md"
 METRIC = re.compile(r"alignedserve:\w+")
 # asked for by a whole expression; `le` is the histogram's own
 LABELS = re.compile(r"by \(([^)]*)\)|\{\{(\w+)\}\}")
@@ -58,13 +61,52 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
             assert not wanted - known[name], f"{name} has {known[name]}, asked by {wanted}"
 
 
-def test_the_dashboard_leaves_nothing_out() -> None:
-    asked = {name for expression, _ in expressions() for name in METRIC.findall(expression)}
-    missing = [
-        name for name in HISTOGRAMS if not any(each.startswith(f"alignedserve:{name}") for each in asked)
-    ]
-    missing += [name for name in INSTANCE_COUNTERS if f"alignedserve:{name}_total" not in asked]
-    assert not missing
+def test_the_page_lists_what_there_is_and_the_dashboard_shows_it() -> None:
+    listed = dict(rows())
+    assert set(listed) == types()
+    asked = {whole(name) for expression, _ in expressions() for name in METRIC.findall(expression)}
+    assert asked == set(listed)
+
+
+def test_there_is_a_rule_for_each_alert_of_the_page() -> None:
+    """And no other. Rules ask for labels that there are."""
+    found = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in found}) == len(found)
+    known = exposed() | {"alignedserve:batch_jobs": {"status"}}
+    for rule in found:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+        expression = rule["expr"]
+        assert expression.count("(") == expression.count(")")
+        for name, matched in re.findall(r"(alignedserve:\w+)(\{[^}]*\})?", expression):
+            assert not set(re.findall(r"(\w+)=", matched)) - known[name], rule
+    names = {whole(name) for rule in found for name in METRIC.findall(rule["expr"])}
+    assert names == {name for name, alert in rows() if alert}
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """(name, when to alert) of the page's tables"""
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if found := re.fullmatch(r"`(alignedserve:\w+)`", cells[0]):
+            yield found[1], cells[-1]
+
+
+def types() -> set[str]:
+    """The names of all families."""
+    found: list[str] = []
+
+    async def scenario() -> None:
+        async with observed(KnowingRouter()) as at:
+            found.extend(re.findall(r"^# TYPE (\S+)", (await at.http.get("/metrics")).text, re.MULTILINE))
+
+    play(scenario)
+    return set(found)
+
+
+def whole(name: str) -> str:
+    """The name of a histogram without the end of its samples."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
 
 
 def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.gateway.http.keys import Keys, owners_of
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -291,6 +292,38 @@ def test_a_launcher_that_is_back_says_what_has_changed() -> None:
             other.hub.close()
 
     play(scenario)
+
+
+def test_keys_are_those_that_the_launcher_sends() -> None:
+    """Also in a gateway that was planned with others, as one is that was started again."""
+
+    async def status(at: Served, key: str) -> int:
+        return (await at.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+    async def scenario() -> None:
+        planned = owners_of(["old"], None)
+        address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+        async with served(launcher=address, key_owners=planned) as at:
+            # no answer before the launcher has sent the list: it may have another one
+            asking = asyncio.create_task(status(at, "old"))
+            async with launcher(address) as launched:
+                launched.links.set_keys(owners_of(["new"], None))
+                assert (await asking, await status(at, "new")) == (401, 200)
+                launched.links.set_keys(owners_of(["newer"], None))
+                while await status(at, "new") != 401:
+                    await asyncio.sleep(0.01)
+                assert await status(at, "newer") == 200
+            # while the launcher is away
+            assert (await status(at, "newer"), await status(at, "new")) == (200, 401)
+
+    play(scenario)
+
+
+def test_a_list_without_keys_is_refused() -> None:
+    keys = Keys(owners_of(["secret"], None))
+    with pytest.raises(ValueError, match="open to everyone"):
+        keys.change({})
+    assert keys.owner(None) is None and keys.owner("Bearer secret")
 
 
 def test_it_drains_and_ends_as_the_launcher_says() -> None:

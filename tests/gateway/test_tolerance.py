@@ -51,6 +51,28 @@ def test_what_is_unknown_is_ignored_and_named(path: str, caplog: pytest.LogCaptu
     assert logged == ["new_in_2027", "stream_options.newer", "priority"]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+def test_an_unknown_field_of_slo_is_refused_and_named(path: str) -> None:
+    """No other server has `slo`, so it is a mistake, and the objective would be another."""
+    bodies: dict[str, dict[str, Any]] = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "How far?"}}
+    body = bodies.get(path, {"input": "How far?"})
+
+    async def scenario() -> None:
+        async with served() as at:
+            for slo in ({"ttft": 300}, {"ttft_ms": 300, "ttft": None}):
+                response = await at.post(path, body | {"slo": slo})
+                assert response.status_code == 400
+                error = response.json()["error"]
+                assert (
+                    error["message"] == "slo.ttft: must be one of ttft_ms, tbt_ms" and error["param"] == "slo"
+                )
+            long = await at.post(path, body | {"slo": {"x" * 10_000: 1}})
+            assert long.status_code == 400 and len(long.text) < 1000
+            assert not at.router.submitted
+
+    play(scenario)
+
+
 def test_the_log_does_not_grow_with_what_clients_think_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ignored = IgnoredParameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,13 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def message_of(line: str) -> str:
+    """The message of a line of the launcher. Lines of processes keep their fields in text format."""
+    if line.startswith('{"time": '):
+        return str(json.loads(line)["message"])
+    return re.sub(r"^\d{4}-\d\d-\d\dT[0-9:.]{12}Z (?![A-Z]+ )", "", line)
+
+
 def program_of(pid: int) -> str:
     """Its name; empty if there is no such process."""
     try:
@@ -59,12 +67,20 @@ def program_of(pid: int) -> str:
 
 
 class Server:
-    def __init__(self, *options: str, state: Path | None = None, program: str = "alignedserve") -> None:
+    def __init__(
+        self,
+        *options: str,
+        state: Path | None = None,
+        program: str = "alignedserve",
+        cwd: Path | None = None,
+    ) -> None:
         """`state`: the state directory of another one, which goes on where that one ended. `program`: a module that is
-        run instead."""
+        run instead. `cwd`: the directory that has the package, if it is another one."""
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
+        # What it has printed, without times, or the messages of JSON lines.
         self.lines: list[str] = []
+        self.raw_lines: list[str] = []
         # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
         unkept = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept, verify=NO_TLS)
@@ -73,7 +89,12 @@ class Server:
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
         command = [sys.executable, "-m", program, "serve", *own, *options]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            cwd=cwd,
         )
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -189,16 +210,19 @@ class Server:
         assert self._process.stdout
         for line in self._process.stdout:
             with self._changed:
-                self.lines.append(line.rstrip())
+                self.raw_lines.append(line.rstrip())
+                self.lines.append(message_of(line.rstrip()))
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 
 
 @contextmanager
-def starting(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+def starting(
+    *options: str, state: Path | None = None, program: str = "alignedserve", cwd: Path | None = None
+) -> Iterator[Server]:
     """As soon as it is begun. If it still runs at the end, it is killed."""
-    server = Server(*options, state=state, program=program)
+    server = Server(*options, state=state, program=program, cwd=cwd)
     try:
         yield server
     finally:
@@ -208,9 +232,11 @@ def starting(*options: str, state: Path | None = None, program: str = "alignedse
 
 
 @contextmanager
-def serving(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+def serving(
+    *options: str, state: Path | None = None, program: str = "alignedserve", cwd: Path | None = None
+) -> Iterator[Server]:
     """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
-    with starting(*options, state=state, program=program) as server:
+    with starting(*options, state=state, program=program, cwd=cwd) as server:
         server.until_ready()
         footprint = Footprint(server.pid)
         yield server

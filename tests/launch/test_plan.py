@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -485,3 +486,16 @@ def test_the_gateway_of_an_island_is_like_the_others_but_for_what_is_of_its_host
 def test_gateways_on_islands_need_what_all_hosts_have(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         check(told(**ON_ISLANDS | changes), FOUND)
+
+
+def test_traces_without_opentelemetry_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = settings_of(None, {"otlp_endpoint": "http://127.0.0.1:4318"})
+    check(settings, FOUND)
+    monkeypatch.delitem(sys.modules, "alignedserve.gateway.telemetry.traces")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(
+        ValueError, match=r"otlp_endpoint: needs OpenTelemetry; pip install 'alignedserve\[otel\]'"
+    ):
+        check(settings, FOUND)

@@ -24,6 +24,8 @@ class ScriptedActor:
         self.next_one: ScriptedActor | None = None
         self.cannot_be: Exception | None = None
         self.is_killed = False
+        # how its process ended, if that is known
+        self.why: str | None = None
         self._running = asyncio.Event()
         self._ends: asyncio.Queue[Exception | None] = asyncio.Queue()
 
@@ -37,6 +39,9 @@ class ScriptedActor:
         self._running.set()
         if error := await self._ends.get():
             raise error
+
+    async def why_ended(self) -> str | None:
+        return self.why
 
     def restart(self) -> None:
         self.num_restarts += 1
@@ -121,6 +126,25 @@ def test_a_killed_part_runs_again_however_often() -> None:
         supervisor.stopping()
         actor.end()
         await supervising
+
+    play(scenario)
+
+
+def test_how_a_process_ended_is_printed() -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid")
+        supervisor.unseen("here", is_dead=True)
+        actor.end(killed())
+        await actor.until_runs(2)
+        assert said[1:] == ["decode-0 is down; starting it again", "decode-0: its process died"]
+        actor.why = "signal 9 (SIGKILL), out of memory"
+        for _ in range(MAX_DEATHS - 1):
+            actor.end(killed())
+        message = await failure_of(supervising)
+        assert message == f"decode-0 died {MAX_DEATHS} times in a row: its process died: {actor.why}"
+        assert said[-1] == f"decode-0: its process died: {actor.why}"
 
     play(scenario)
 

@@ -21,7 +21,7 @@ import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
 from benchmarks.footprint import Footprint
 from tests.launch.forked import in_a_fork
-from tests.launch.server import starting, until
+from tests.launch.server import message_of, starting, until
 
 
 def said(*words: str) -> tuple[int, str, str]:
@@ -39,7 +39,7 @@ def _run(words: tuple[str, ...]) -> tuple[int, str, str]:
             code = int(error.code or 0)
         sys.stdout.flush()
         sys.stderr.flush()
-    return code, out.getvalue(), err.getvalue()
+    return code, out.getvalue(), message_of(err.getvalue())
 
 
 @pytest.fixture(autouse=True)
@@ -112,4 +112,5 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     done = run("--address", "127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: address='127.0.0.1:1': ") and done.stderr.count("\n") == 1
+    assert message_of(done.stderr).startswith("Error: address='127.0.0.1:1': ")
+    assert done.stderr.count("\n") == 1

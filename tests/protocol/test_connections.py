@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import alignedserve
 from alignedserve.protocol import connection as connection_module
 from alignedserve.protocol import hub as hub_module
 from alignedserve.protocol import peer as peer_module
@@ -67,10 +68,16 @@ MESSAGES: list[AnyMessage] = [
 
 
 def hello(
-    name: str = "decode-0", epoch: int = 1, role: str = "decode", fingerprint: dict[str, str] | None = None
+    name: str = "decode-0",
+    epoch: int = 1,
+    role: str = "decode",
+    fingerprint: dict[str, str] | None = None,
+    version: str = alignedserve.__version__,
 ) -> Hello:
     limits = InstanceLimits()
-    return Hello(role, InstanceId(name), Epoch(epoch), os.getpid(), fingerprint or {}, limits)
+    return Hello(
+        role, InstanceId(name), Epoch(epoch), os.getpid(), fingerprint or {}, limits, version=version
+    )
 
 
 # ---- frames ----
@@ -225,6 +232,12 @@ def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
             hello("prefill-0", role="prefill", fingerprint={"dtype": "bfloat16", "only here": "x"}),
             "prefill-0: dtype is bfloat16, but float32 at decode-0",
         ),
+        (
+            hello("prefill-0", role="prefill", version="0.0.9"),
+            r"prefill-0: is version 0.0.9, and this process 0.1.0; versions work together if they differ only in",
+        ),
+        (hello("prefill-0", role="prefill", version="0.2.0"), "is version 0.2.0, and this process 0.1.0"),
+        (hello("prefill-0", role="prefill", version=""), "is version , and this process 0.1.0"),
     ],
 )
 def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, reason: str) -> None:
@@ -232,7 +245,9 @@ def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, reason:
         heard = Heard()
         heard.hub = Hub(TOKEN, heard, members=MEMBERS)
         port = await heard.hub.listen("127.0.0.1", 0)
-        async with connected(port, hello(epoch=5, fingerprint={"dtype": "float32"})) as (_, told):
+        # one of the version before or after is taken in
+        first = hello(epoch=5, fingerprint={"dtype": "float32"}, version="0.1.1")
+        async with connected(port, first) as (_, told):
             await told.until(("up", 1))
             refused = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), lambda: newcomer, Told())
             with pytest.raises(RefusedByRouter, match=reason):

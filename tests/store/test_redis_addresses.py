@@ -19,9 +19,10 @@ from redis.asyncio import Redis
 from alignedserve.launch.ports import free_port
 from alignedserve.store import FileRecord, StoreAway
 from alignedserve.store.records import new_file_id
-from alignedserve.store.redis_pool import _taken_apart
+from alignedserve.store.redis_pool import RedisPool, _taken_apart
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import find_server
+from tests.gateway.served import served
 from tests.playing import play
 from tests.store.redis_process import redis_running
 
@@ -218,3 +219,36 @@ def test_an_address_of_sentinels(rest: str, found: Sequence[object]) -> None:
 def test_an_address_that_is_none(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         RedisStore(url)
+
+
+# ---- a server that is not there --------------------------------------------------------------------------------------
+
+
+def test_the_log_has_the_address_and_the_reason_and_no_password(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port(HOST)
+
+    async def scenario() -> None:
+        async with served(store_url=f"redis://user:hidden@{HOST}:{port}/1") as at:
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            health = (await at.http.get("/health")).json()
+            assert health["store"] == "down" and str(port) not in str(health)
+
+    caplog.set_level("WARNING", "alignedserve.batch")
+    play(scenario)
+    line = caplog.messages[0]
+    assert line.startswith(f"the store is down: batch jobs wait for it ({HOST}:{port}: ")
+    assert "Error 111" in line and "hidden" not in line and "user" not in line
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://u:hidden@a.example/3", "a.example:6379"),
+        ("rediss://:hidden@[::1]:7/3", "::1:7"),
+        ("unix:///run/x.sock?password=hidden", "/run/x.sock"),
+        ("redis+sentinel://u:hidden@a:1,b/jobs/2?sentinel_password=hidden", "a:1,b:26379/jobs"),
+    ],
+)
+def test_an_address_is_told_without_user_and_password(url: str, place: str) -> None:
+    assert RedisPool(url).place == place

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
 from alignedserve.gateway.fields import Fields
@@ -22,6 +22,8 @@ OBJECTIVE_HEADER = "X-Gateway-Inference-Objective"
 
 
 class Slo(Fields):
+    is_ours: ClassVar[bool] = True
+
     # Milliseconds from the request's arrival until its first token is due.
     ttft_ms: float | None = None
     # Milliseconds from one token until the next is due.

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from fastapi import Request
 
+_KEY, _GROUP_OF = "key:", "group:"
+# The digits of a key's digest that name it in logs.
+_NAME_DIGITS = 8
 # The owner of all requests if no keys are needed.
 ANYONE = ""
 
@@ -22,6 +25,12 @@ class Keys:
     def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
         """`owners` come from owners_of. Empty: all requests are allowed."""
         self._owners = dict(owners or {})
+
+    def change(self, owners: Mapping[bytes, str]) -> None:
+        """Accepts these keys instead, from the next request on. Raises ValueError for a list without any."""
+        if not owners:
+            raise ValueError("without keys the server would be open to everyone")
+        self._owners = dict(owners)
 
     def owner(self, authorization: str | None) -> str | None:
         """Returns the owner of the key in an Authorization header. None: the key is unknown."""
@@ -40,6 +49,11 @@ def owner_of(http: Request) -> str:
     return owner
 
 
+def name_of(owner: str) -> str:
+    """Returns the name of an owner in logs: its group, or the first digits of the SHA-256 of its key."""
+    return owner if owner.startswith(_GROUP_OF) else owner[: len(_KEY) + _NAME_DIGITS]
+
+
 def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
@@ -49,27 +63,36 @@ def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
     followed by the name of its group, if any. Empty lines and lines that begin with # are skipped. Raises
     ValueError."""
     found: dict[bytes, str] = {}
-    for key, group in [*((key, None) for key in keys), *(_read(file) if file is not None else [])]:
+    given = [("api_key", key, None) for key in keys]
+    for place, key, group in [*given, *(_read(file) if file is not None else [])]:
         if not key or any(not "!" <= letter <= "~" for letter in key):
-            raise ValueError("api_key: a key must be of printable ASCII letters, without spaces")
+            raise ValueError(f"{place}: a key must be of printable ASCII letters, without spaces")
         if group is not None and not _GROUP.fullmatch(group):
             raise ValueError(
-                "api_key_file: after a key there may be the name of its group: 1 to 64 ASCII letters"
+                f"{place}: after a key there may be the name of its group: 1 to 64 ASCII letters"
             )
         digest = digest_of(key)
-        owner = f"key:{digest.hex()[:16]}" if group is None else f"group:{group}"
+        owner = f"{_KEY}{digest.hex()[:16]}" if group is None else f"{_GROUP_OF}{group}"
         if found.setdefault(digest, owner) != owner:
-            raise ValueError("api_key_file: a key is in two groups, or both in a group and in none")
+            raise ValueError(f"{place}: a key is in two groups, or both in a group and in none")
     return found
 
 
-def _read(file: str) -> list[tuple[str, str | None]]:
+def _read(file: str) -> list[tuple[str, str, str | None]]:
+    """Returns where each key stands, the key and its group. Raises ValueError."""
     try:
         lines = [line.strip() for line in Path(file).read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
-    words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
+    words = {
+        number: line.split(None, 1)
+        for number, line in enumerate(lines, 1)
+        if line and not line.startswith("#")
+    }
     if not words:
         # Otherwise the server would be open to all clients by mistake.
         raise ValueError(f"api_key_file={file!r}: holds no key")
-    return [(key, group[0] if group else None) for key, *group in words]
+    return [
+        (f"api_key_file={file!r}, line {number}", key, group[0] if group else None)
+        for number, (key, *group) in words.items()
+    ]

@@ -18,7 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.gateway.http.errors import BrokenOff
+from alignedserve.gateway.http.keys import name_of
 from alignedserve.process.logs import request_id
+from alignedserve.types import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,10 @@ HEADER = "X-Request-Id"
 _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 # Paths that machines and the page poll.
 ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
+
+# The statuses of calls whose path is logged though no route has it, and the most characters of that.
+_UNKNOWN = (403, 404, 405)
+_MAX_PATH_CHARS = 200
 
 # The HTTP call that is being answered in this context.
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
@@ -39,12 +45,18 @@ class HttpCall:
     begun_s: float = field(default_factory=lambda: time.monotonic())
     # The path of its route, without the client's values.
     path: str = "-"
+    # The path that the client chose.
+    asked_path: str = ""
     status: int = 0
     is_answered: bool = False
     # Whether the call has ended. Work that it has begun and that continues, such as a job, is not part of it.
     is_over: bool = False
     # The owner of its API key (keys.py).
     owner: str = ""
+    # Of its requests: their class, and their numbers of tokens. The tokens of a prompt count once for each choice.
+    tier: str = ""
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
     # The context of its trace. None: it has no trace.
     trace: Any = None
 
@@ -69,7 +81,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        call = HttpCall(_id_of(headers), scope["method"], headers)
+        call = HttpCall(_id_of(headers), scope["method"], headers, asked_path=scope["path"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.body":
@@ -110,9 +122,26 @@ def _id_of(headers: Headers) -> str:
     return given if _USABLE.fullmatch(given) else secrets.token_hex(16)
 
 
+def _path_of(call: HttpCall) -> str:
+    """Returns the path of its route, or, for a call that has none, what the client asked for. Formatters escape it."""
+    is_unknown = call.path == "-" and call.status in _UNKNOWN
+    return shortened(call.asked_path, _MAX_PATH_CHARS) if is_unknown else call.path
+
+
 def _log(call: HttpCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
-    said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
+    said: dict[str, object] = {
+        "method": call.method,
+        "path": _path_of(call),
+        "status": call.status,
+        "seconds": seconds,
+    }
+    if call.tier:
+        said["class"] = call.tier
+        said["prompt_tokens"] = call.num_prompt_tokens
+        said["completion_tokens"] = call.num_completion_tokens
+    if call.owner:
+        said["key"] = name_of(call.owner)
     # Routine calls are logged at debug level.
     level = logging.DEBUG if call.is_routine else logging.INFO
     logger.log(level, "answered", extra={"fields": said})

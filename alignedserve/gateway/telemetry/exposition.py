@@ -6,8 +6,9 @@ metrics are exposed.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,12 +20,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
+from alignedserve.process.usage import usage_of
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
-from alignedserve.types import InstanceId
+from alignedserve.types import GATEWAY, InstanceId, is_island_gateway, without_generation
 
 PREFIX = "alignedserve:"
 # States of requests that an instance computes. All others wait, or are about to leave.
@@ -50,9 +53,12 @@ def metrics_route(
     count_jobs: CountJobs = no_jobs,
     gateways: Gateways | None = None,
     num_wanted: Callable[[], int] = lambda: 0,
+    me: InstanceId = GATEWAY,
+    models: Sequence[str] = (),
 ) -> APIRouter:
     """`gateways` are the gateways at this port, if there are several. `num_wanted` returns the number of islands that
-    the traffic needs, or 0."""
+    the traffic needs, or 0. `me` is this gateway, and `models` are the names that clients may ask for, the base model's
+    first."""
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
@@ -64,7 +70,16 @@ def metrics_route(
         own = list(_of_gateway(metrics))
         if gateways:
             gateways.complete(own)
-        families = _Families([*own, *_of_islands(clusters), _jobs(await count_jobs()), _wanted(num_wanted())])
+        families = _Families(
+            [
+                *own,
+                *_of_islands(clusters),
+                *_usage(clusters, me),
+                _jobs(await count_jobs()),
+                _wanted(num_wanted()),
+                *_infos(models),
+            ]
+        )
         registry = CollectorRegistry()
         registry.register(families)
         encode, content_type = choose_encoder(http.headers.get("accept", ""))
@@ -302,6 +317,38 @@ def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
     return up
 
 
+def _usage(clusters: Mapping[int, Cluster], me: InstanceId) -> Iterator[Metric]:
+    """Processes of islands are measured by their routers, and gateways of this host here. Those have no island."""
+    cpu = _counter("process_cpu_seconds", "CPU time of each process.", *INSTANCE_LABELS)
+    resident = _gauge("process_resident_memory_bytes", "Memory of each process.", *INSTANCE_LABELS)
+    gateways = {me: os.getpid()}
+    for island, cluster in clusters.items():
+        for process in cluster.processes:
+            name = process.instance_id
+            if process.role == "gateway":
+                if not is_island_gateway(me) and not is_island_gateway(name):
+                    gateways.setdefault(without_generation(name), process.pid)
+            elif process.resident_bytes:
+                labels = [str(island), process.role, name]
+                cpu.add_metric(labels, process.cpu_s)
+                resident.add_metric(labels, process.resident_bytes)
+    for name, pid in gateways.items():
+        if usage := usage_of(pid):
+            cpu.add_metric(["", "gateway", name], usage.cpu_s)
+            resident.add_metric(["", "gateway", name], usage.resident_bytes)
+    yield from (cpu, resident)
+
+
+def _infos(models: Sequence[str]) -> Iterator[Metric]:
+    """Their values are always 1: the labels tell something."""
+    build = _gauge("build_info", "The version and commit of the gateway.", "version", "commit")
+    build.add_metric(build_info(), 1)
+    model = _gauge("model_info", "The names of models, and of the base model of an adapter.", *MODEL_LABELS)
+    for name in models:
+        model.add_metric([name, "" if name == models[0] else models[0]], 1)
+    yield from (build, model)
+
+
 def _kv_use(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
     use = _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all of them.", *INSTANCE_LABELS)
     for island, process in processes:
@@ -314,6 +361,7 @@ def _kv_use(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
 
 INSTANCE_ROLES = ("prefill", "decode", "colocated")
 INSTANCE_LABELS = ("island", "role", "instance")
+MODEL_LABELS = ("model_name", "parent")
 
 # The help of each counter by name, and its field of InstanceStats.
 INSTANCE_COUNTERS = {

@@ -45,6 +45,9 @@ class RequestStats:
     def __post_init__(self) -> None:
         self._tier = self._metrics.of(self.request.tier)
         self.begun_s = self.call.begun_s if self.call else self.request.arrival_s
+        if self.call:
+            self.call.tier = self.request.tier
+            self.call.num_prompt_tokens += len(self.request.prompt)
         self._tier.predicted_by[self.prediction.source if self.prediction else "none"] += 1
 
     @property
@@ -67,6 +70,8 @@ class RequestStats:
             self._tier.inter_token_latency.observe(now - self.last_s)
         self.last_s = now
         self.num_tokens += count
+        if self.call:
+            self.call.num_completion_tokens += count
         self._tier.num_output_tokens += count
         if self.request.tbt_s is not None and now > self._due_s(self.request.tbt_s):
             self._is_late = True

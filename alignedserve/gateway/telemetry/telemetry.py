@@ -35,6 +35,16 @@ class NoTraces:
         pass
 
 
+def check_extra() -> None:
+    """Raises ValueError if what traces need is not installed."""
+    try:
+        import alignedserve.gateway.telemetry.traces  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"otlp_endpoint: needs OpenTelemetry; pip install 'alignedserve[otel]' ({error})"
+        ) from None
+
+
 class Telemetry:
     def __init__(
         self, traces: Traces | None = None, learn: Callable[[RequestStats], None] = lambda stats: None

@@ -7,6 +7,9 @@
 
 A request's spans are made at its end, from the router's timeline and the times that the gateway recorded. The router's
 clock is not compared with the gateway's: the timeline begins when the gateway submitted the request.
+
+A request's span has the attributes of OpenTelemetry's conventions for generative AI (`gen_ai.*`). None of them holds
+text of a client.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
 
 import alignedserve
 from alignedserve.gateway.http.request_id import HttpCall
@@ -41,10 +45,14 @@ STAGES = {
     "leaving": "recover",
 }
 EXPORT_TIMEOUT_S = 5.0
+# Calls of these paths are chats; other calls that make tokens complete a text.
+CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+PROVIDER = "alignedserve"
 
 
 class OtelTraces:
-    def __init__(self, processor: SpanProcessor) -> None:
+    def __init__(self, processor: SpanProcessor, model_name: str = "") -> None:
+        self._model_name = model_name
         resource = Resource.create({"service.name": "alignedserve"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -85,6 +93,7 @@ class OtelTraces:
                 "finish_reason": stats.end_reason or "",
             }
         )
+        span.set_attributes(gen_ai(stats, self._model_name))
         if stats.end_reason == "error":
             span.set_status(Status(StatusCode.ERROR))
         if stats.first_s is not None:
@@ -105,12 +114,44 @@ class OtelTraces:
 
 
 class OtlpTraces(OtelTraces):
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, model_name: str = "") -> None:
         """`endpoint` is the URL of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
         path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
         super().__init__(
-            BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S))
+            BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S)),
+            model_name,
         )
+
+
+def gen_ai(stats: RequestStats, model_name: str) -> dict[str, AttributeValue]:
+    """Returns the attributes of a request that has ended."""
+    request, params = stats.request, stats.request.params
+    model = request.adapter or model_name
+    found: dict[str, AttributeValue | None] = {
+        "gen_ai.operation.name": _operation(stats),
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": len(request.prompt),
+    }
+    if not request.is_embedding:
+        found |= {
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.usage.output_tokens": stats.num_tokens,
+            "gen_ai.response.finish_reasons": [stats.end_reason] if stats.end_reason else None,
+        }
+        if stats.first_s is not None:
+            found["gen_ai.response.time_to_first_chunk"] = stats.first_s - stats.begun_s
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _operation(stats: RequestStats) -> str:
+    if stats.request.is_embedding:
+        return "embeddings"
+    # The line of a batch has no call.
+    return "chat" if stats.call and stats.call.asked_path in CHATS else "text_completion"
 
 
 def stages(stats: RequestStats) -> list[tuple[str, float, float]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.gateway.http.keys import digest_of, owners_of
 from alignedserve.process.logs import LogConfig, request_id, set_up_logging
 from tests.gateway.observed import observed
 from tests.gateway.served import play
@@ -77,6 +78,61 @@ def test_a_call_is_one_line_and_says_nothing_that_the_client_said(log: io.String
     assert said[0]["request_id"] == GIVEN["X-Request-Id"] and said[0]["level"] == "info"
     for word in ("How far", "one", "somebody", "secret", "demo"):
         assert word not in log.getvalue()
+
+
+def test_the_line_of_a_call_has_its_class_its_tokens_and_the_name_of_its_key(log: io.StringIO) -> None:
+    usages: list[dict[str, int]] = []
+
+    async def scenario() -> None:
+        async with observed(
+            key_owners=owners_of(["secret"], None) | {digest_of("other"): "group:team"}
+        ) as at:
+            for key, tier in (("secret", "auto"), ("other", "flex")):
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await at.chat(headers, n=2, service_tier=tier)
+                usages.append(answer.json()["usage"])
+            assert (await at.chat({"Authorization": "Bearer unknown"})).status_code == 401
+
+    play(scenario)
+    first, second, refused = lines(log)
+    for line, usage in zip((first, second), usages, strict=True):
+        assert line["completion_tokens"] == usage["completion_tokens"] > 0
+        # once for each choice
+        assert line["prompt_tokens"] == 2 * usage["prompt_tokens"] > 0
+    assert first["class"] == "rt"
+    # printf %s secret | sha256sum | cut -c 1-8
+    assert first["key"] == "key:2bb80d53"
+    assert (second["class"], second["key"]) == ("be", "group:team")
+    assert "class" not in refused and "key" not in refused
+    assert "secret" not in log.getvalue() and "unknown" not in log.getvalue()
+
+
+def test_a_path_that_no_route_has_is_logged_bounded_and_escaped(log: io.StringIO) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    set_up_logging("text", to=written)
+
+    async def scenario() -> None:
+        async with observed(allowed_hosts=("here",)) as at:
+            for path in (
+                "/v1/v1/chat/completions?key=secret",
+                "/a%0a2026%1b[2J%20status=200",
+                "/" + "x" * 5000,
+            ):
+                assert (await at.http.get(path)).status_code == 404
+            assert (await at.http.get("/v1/models/secret-model")).status_code == 404
+            answer = await at.http.get("/v1/models", headers={"Host": "elsewhere"})
+            assert answer.status_code == 403
+
+    play(scenario)
+    handler.close()
+    known, forged, long, model, host = written.getvalue().splitlines()
+    assert " path=/v1/v1/chat/completions status=404 " in known
+    assert " path='/a\\\\n2026\\\\x1b[2J status=200' status=404 " in forged
+    assert len(long) < 400
+    assert " path=/v1/models/{name:path} status=404 " in model
+    assert " path=/v1/models status=403 " in host
+    assert "secret" not in written.getvalue()
 
 
 def test_an_exception_stays_one_line(log: io.StringIO) -> None:

@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.gateway.telemetry.telemetry import Telemetry
@@ -58,6 +59,51 @@ def test_stages_follow_each_other_from_the_queue_to_the_end() -> None:
         assert span.parent and span.parent.span_id == whole.context.span_id
     assert [seconds(span) for span in parts[:4]] == [1.0, 1.0, 1.0, 1.0]
     assert whole.attributes and whole.attributes["completion_tokens"] == 1
+
+
+def test_a_requests_span_has_the_attributes_of_generative_ai() -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry(OtelTraces(SimpleSpanProcessor(exporter), "demo"))
+    stats = submitted(telemetry)
+    stats.tokens(1, 102.0)
+    stats.ended("stop")
+    pooled = telemetry.opened(
+        Request(
+            RequestKey(2), [1] * 3, SamplingParams(), seed=0, arrival_s=1.0, pooling="last", adapter="law"
+        )
+    )
+    pooled.ended("stop")
+    known = {each for name, each in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    found = [
+        {name: value for name, value in (span.attributes or {}).items() if name.startswith("gen_ai.")}
+        for span in exporter.get_finished_spans()
+        if span.name == "request"
+    ]
+    assert all(each.keys() <= known for each in found)
+    tokens, embedding = found
+    assert tokens["gen_ai.operation.name"] == "text_completion" and tokens["gen_ai.request.model"] == "demo"
+    assert tokens["gen_ai.usage.input_tokens"] == 8 and tokens["gen_ai.usage.output_tokens"] == 1
+    assert tokens["gen_ai.response.finish_reasons"] == ("stop",)
+    assert tokens["gen_ai.response.time_to_first_chunk"] == 102.0 - 99.5
+    assert embedding == {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "alignedserve",
+        "gen_ai.request.model": "law",
+        "gen_ai.response.model": "law",
+        "gen_ai.usage.input_tokens": 3,
+    }
+
+
+def test_a_chats_span_says_so() -> None:
+    async def scenario() -> None:
+        async with observed(otlp_endpoint=endpoint) as at:
+            assert (await at.chat()).status_code == 200
+
+    with receiving() as (endpoint, spans):
+        play(scenario)
+    (whole,) = (span for span in spans if span.name == "request")
+    found = {each.key: each.value.string_value for each in whole.attributes}
+    assert (found["gen_ai.operation.name"], found["gen_ai.response.model"]) == ("chat", "demo")
 
 
 def seconds(span: ReadableSpan) -> float:

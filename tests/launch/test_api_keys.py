@@ -1,0 +1,126 @@
+"""The file of API keys is read again whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from alignedserve.gateway.config import KeyConfig
+from alignedserve.gateway.http.keys import Keys, owners_of
+from alignedserve.launch.api_keys import KeyFile
+from tests.launch.server import POOL, serving, until
+
+
+class Watched:
+    """A file of keys, and what its changes have led to."""
+
+    def __init__(self, file: Path, text: str, *given: str) -> None:
+        self.file = file
+        file.write_text(text)
+        self.said: list[str] = []
+        self.lists: list[Mapping[bytes, str]] = []
+        config = KeyConfig(given, str(file))
+        owners = owners_of(given, str(file))
+        self._reader = KeyFile(config, owners, self.said.append, self.lists.append)
+
+    def look(self, text: str | None = None) -> None:
+        if text is not None:
+            self.file.write_text(text)
+        asyncio.run(self._reader.look())
+
+    def takes(self, key: str) -> bool:
+        return Keys(self.lists[-1]).owner(f"Bearer {key}") is not None
+
+
+def test_a_changed_file_is_a_new_list(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "keys", "first\nsecond\n", "given")
+    watched.look()
+    watched.look("# another order, and nothing else\nsecond\nfirst\n")
+    assert watched.lists == [] and watched.said == []
+    watched.look("second team\nthird\n")
+    assert [watched.takes(key) for key in ("first", "second", "third", "given")] == [False, True, True, True]
+    assert watched.said == ["the API keys have changed: 1 added, 1 removed, 1 in another group; 3 in all"]
+    watched.look()
+    assert len(watched.lists) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "holds no key"),
+        (b"# no key\n\n", "holds no key"),
+        (b"first\nhidden\xff\n", "can't be read"),
+        (b"first\nhidd\x07en\n", "line 2: a key must be of printable ASCII letters"),
+        (b"first\n\nhidden a b\n", "line 3: after a key there may be the name of its group"),
+        (b"hidden a\nhidden b\n", "line 2: a key is in two groups"),
+        (None, "can't be read"),
+    ],
+)
+def test_a_broken_file_changes_nothing_and_is_named_once(
+    text: bytes | None, reason: str, tmp_path: Path
+) -> None:
+    watched = Watched(tmp_path / "keys", "first\n")
+    watched.file.unlink() if text is None else watched.file.write_bytes(text)
+    for _ in range(3):
+        watched.look()
+    assert watched.lists == []
+    (line,) = watched.said
+    assert line.startswith("the API keys stay as they are: ") and reason in line and str(watched.file) in line
+    assert "hidd" not in line and "first" not in line
+    watched.look("second\n")
+    assert watched.takes("second") and not watched.takes("first")
+
+
+def test_a_file_of_the_same_size_and_times_is_another(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "keys", "first\n")
+    watched.look()
+    times = os.stat(watched.file)
+    watched.file.write_text("other\n")
+    os.utime(watched.file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    watched.look()
+    assert watched.takes("other")
+
+
+@pytest.mark.slow
+def test_every_gateway_refuses_a_revoked_key_and_takes_a_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-before\nsk-stays team\n")
+    with serving("--gateways", "2", "--api-key-file", str(file), *POOL) as server:
+
+        def statuses(key: str) -> set[int]:
+            """A connection for each call. All calls go to one gateway once in 2^19 times."""
+            headers = {"Authorization": f"Bearer {key}"}
+            return {
+                httpx.get(f"{server.url}/v1/models", headers=headers, verify=False).status_code
+                for _ in range(20)
+            }
+
+        assert statuses("sk-before") == statuses("sk-stays") == {200} and statuses("sk-after") == {401}
+        file.write_text("sk-after\nsk-stays team\n")
+        server.until_said("the API keys have changed: 1 added, 1 removed; 2 in all")
+        until(lambda: statuses("sk-before") == {401} and statuses("sk-after") == {200})
+        assert statuses("sk-stays") == {200}
+        # one that is started again has the new list, too
+        killed = {each["instance_id"]: each["pid"] for each in cluster(server.url, "sk-stays")}
+        pid = killed["gateway-0"]
+        os.kill(pid, 9)
+        until(lambda: pid not in {each["pid"] for each in cluster(server.url, "sk-after")})
+        assert statuses("sk-before") == {401} and statuses("sk-after") == {200}
+        file.write_text("")
+        server.until_said("the API keys stay as they are: .*holds no key")
+        assert statuses("sk-after") == {200}
+        assert "sk-" not in server.output
+
+
+def cluster(url: str, key: str) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"}
+    found: list[dict[str, Any]] = httpx.get(f"{url}/v1/cluster", headers=headers, verify=False).json()[
+        "processes"
+    ]
+    return found

@@ -1,0 +1,126 @@
+"""Each line of `serve` has a time or is a JSON object, whatever wrote it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from alignedserve.launch.console import FormattedLines
+from alignedserve.launch.ports import free_port
+from alignedserve.process.logs import FORMATS
+from tests.launch.restarting import restart
+from tests.launch.server import POOL, Server, serving
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+LOGGED = "2026-01-02T03:04:05.678Z INFO decode-0 alignedserve.x [-] a  line"
+AS_JSON = '{"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "a line", "process": "decode-0"}'
+
+
+def printed(form: str, *texts: str) -> list[str]:
+    written = io.StringIO()
+    lines = FormattedLines(written, form, "warning")
+    for text in texts:
+        lines.write(text)
+        lines.flush()
+    return written.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ready after 5.4 s\n", "ready after 5.4 s"),
+        ("(DecodeActor pid=7) from a library\n", r"\(DecodeActor pid=7\) from a library"),
+        ("\x1b[36m(DecodeActor pid=7, ip=10.0.0.2)\x1b[0m odd\n", r"\(DecodeActor pid=7, ip=10.0.0.2\) odd"),
+        ("(raylet) no memory\n", r"\(raylet\) no memory"),
+        ("a bell \a and \u202e\n", r"a bell \\x07 and \\u202e"),
+    ],
+)
+def test_a_line_without_a_time_gets_one(text: str, expected: str) -> None:
+    (line,) = printed("text", text)
+    assert re.fullmatch(TIME + expected, line), line
+
+
+def test_lines_of_processes_lose_rays_prefix() -> None:
+    prefix = "(DecodeActor pid=7) "
+    assert printed("text", f"{prefix}{LOGGED}\n{prefix}    raise ValueError\n") == [
+        LOGGED,
+        "    raise ValueError",
+    ]
+    assert printed("json", f"{prefix}{AS_JSON}\n") == [AS_JSON]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_ray_repeats_at_length_and_empty_lines_are_left_out(form: str) -> None:
+    said = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+    assert printed(form, said, "\n", "(DecodeActor pid=7) \n") == []
+
+
+def test_a_line_is_written_once_it_has_ended() -> None:
+    (line,) = printed("text", "one ", "line", "\n", "another")
+    assert line.endswith("Z one line")
+
+
+def test_each_line_is_an_object() -> None:
+    lines = printed(
+        "json",
+        "ready\n",
+        "(DecodeActor pid=7, ip=10.0.0.2) odd\n",
+        "(autoscaler +5s) Adding 1 node\n",
+        '(DecodeActor pid=7) {"time": "no", "and": no JSON\n',
+    )
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert all(re.fullmatch(TIME, f"{each['time']} ") for each in found)
+    assert [(each["process"], each["level"], each["message"]) for each in found] == [
+        ("launcher", "warning", "ready"),
+        ("DecodeActor", "info", "odd"),
+        ("autoscaler", "info", "Adding 1 node"),
+        ("DecodeActor", "info", '{"time": "no", "and": no JSON'),
+    ]
+    assert (found[1]["pid"], found[1]["host"]) == (7, "10.0.0.2") and "pid" not in found[0]
+
+
+def check_lines(server: Server, form: str) -> set[str]:
+    """The names of the processes in the lines."""
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", "\n".join(server.raw_lines))
+    if form == "json":
+        found = [json.loads(line) for line in server.raw_lines]
+        assert all(each["time"] and each["level"] and each["message"] for each in found)
+        return {each["process"] for each in found}
+    assert all(re.match(TIME, line) for line in server.raw_lines), server.raw_lines
+    return {words[2] for line in server.raw_lines if (words := line.split()) and words[1] == "INFO"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_line_of_a_server_has_the_format(form: str) -> None:
+    """Also those about a death and a restart."""
+    with serving("--log-format", form, *POOL) as server:
+        httpx.get(f"{server.url}/v1/models", verify=False)
+        server.until_said("answered")
+        os.kill(server.pid_of("decode-0"), signal.SIGKILL)
+        server.until_said("decode-0 is down")
+        server.until_whole()
+        restart(server)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        names = check_lines(server, form)
+    assert "gateway-0" in names and ("launcher" in names) == (form == "json")
+
+
+def test_an_error_that_ends_the_start_is_an_object(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "alignedserve", "serve", "--log-format", "json"]
+    options = ["--port", str(free_port("127.0.0.1")), "--api-key-file", str(tmp_path / "missing")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["message"].startswith("Error: api_key_file=") and line["level"] == "warning"

@@ -1,0 +1,112 @@
+"""How a process that is not a child has ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve.launch.exits import ExitWatch, _num_oom_kills, _oom_counter
+from tests.launch.server import POOL, serving
+
+KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+knows = pytest.mark.skipif(KERNEL < (6, 15), reason="this kernel does not tell the status")
+# It does nothing until it gets a line.
+WAITING = "import os, sys; sys.stdin.readline(); "
+
+
+def ended(action: str, signalled: int | None = None) -> str | None:
+    """The result for a process that does this."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING + action], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    watch = ExitWatch(process.pid)
+    if signalled:
+        process.send_signal(signalled)
+    process.communicate(b"\n")
+    try:
+        return watch.result()
+    finally:
+        watch.close()
+
+
+@knows
+def test_the_status_or_signal_of_a_process_that_others_have_waited_for() -> None:
+    assert ended("sys.exit(3)") == "exit status 3"
+    assert ended("os.abort()") == "signal 6 (SIGABRT)"
+    assert ended("", signal.SIGKILL) == "signal 9 (SIGKILL)"
+
+
+def test_nothing_is_known_of_a_process_that_runs_or_never_was() -> None:
+    watch = ExitWatch(os.getpid())
+    assert watch.result() is None
+    watch.close()
+    watch.close()
+    assert ExitWatch(2**22 + 1).result() is None
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup in which 64 MiB are too many."""
+    for parent, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        path = Path("/sys/fs/cgroup", parent, f"alignedserve-test-{os.getpid()}")
+        try:
+            path.mkdir()
+            (path / limit).write_text(str(32 << 20))
+        except OSError:
+            if path.is_dir():
+                path.rmdir()
+            continue
+        yield path
+        path.rmdir()
+        return
+    pytest.skip("no cgroup can be made here")
+
+
+@knows
+def test_a_process_that_the_kernel_kills_for_memory(small_cgroup: Path) -> None:
+    # It enters the cgroup before it is watched, as a container's processes do.
+    process = subprocess.Popen([sys.executable, "-c", WAITING + "bytearray(64 << 20)"], stdin=subprocess.PIPE)
+    (small_cgroup / "cgroup.procs").write_text(str(process.pid))
+    watch = ExitWatch(process.pid)
+    process.communicate(b"\n")
+    assert process.returncode == -signal.SIGKILL
+    assert watch.result() == "signal 9 (SIGKILL), out of memory"
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [
+        ("4:memory:/pod/x\n0::/\n", "memory/pod/x/memory.oom_control"),
+        ("0::/system.slice/x.service\n", "system.slice/x.service/memory.events"),
+    ],
+)
+def test_both_versions_of_cgroups_are_read(
+    own: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / file
+    counter.parent.mkdir(parents=True)
+    counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 5\n")
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: own if path.name == "cgroup" else read(path))
+    assert _oom_counter(1, tmp_path) == counter and _num_oom_kills(counter) == 2
+    counter.unlink()
+    assert _oom_counter(1, tmp_path) == Path("/proc/vmstat")
+
+
+@knows
+@pytest.mark.slow
+def test_a_death_is_printed_with_its_signal() -> None:
+    with serving(*POOL) as server:
+        os.kill(server.pid_of("decode-0"), signal.SIGSEGV)
+        server.until_said(r"^decode-0: its process died: signal 11 \(SIGSEGV\)$")
+        os.kill(server.pid_of("router"), signal.SIGKILL)
+        server.until_said(r"^router: its process died: signal 9 \(SIGKILL\)$")
+        server.until_whole()
