@@ -29,10 +29,10 @@ STEP_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class BatchConfig:
-    max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
+    max_num_lines: Annotated[int, "maximum lines of batch jobs that run at once"] = 64
     inputs_from: Annotated[
         tuple[str, ...],
-        "directory or s3://BUCKET/PREFIX whose files batches of every API key may name as input; repeat for several",
+        "directory or s3://BUCKET/PREFIX of input files that any API key may use; repeat for more",
     ] = ()
     # The most bytes of the lines that run at a time, since a file may consist of the longest lines that are allowed.
     max_bytes: int = 16 << 20

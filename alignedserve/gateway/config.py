@@ -25,28 +25,27 @@ MAX_TBT_MS = 60_000.0
 
 @dataclass(frozen=True)
 class HttpConfig:
-    host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
-    port: Annotated[int, "port of the HTTP endpoint"] = 8000
-    served_model_name: Annotated[str | None, "the model's name to clients [default: as it was given]"] = None
-    strict_parameters: Annotated[
-        bool, "refuse parameters that are unknown here, instead of ignoring them"
-    ] = False
+    host: Annotated[str, "address of the HTTP server"] = "127.0.0.1"
+    port: Annotated[int, "port of the HTTP server"] = 8000
+    served_model_name: Annotated[str | None, "name of the model for clients [default: as given]"] = None
+    strict_parameters: Annotated[bool, "refuse unknown request parameters instead of ignoring them"] = False
     embedding_pooling: Annotated[
-        str, "how a prompt's embedding is made: of its last token's state (last), or the mean of all (mean)"
+        str, "an embedding is the state of the last token, or the mean over all tokens", POOLINGS
     ] = POOLINGS[0]
-    shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
+    shared_files: Annotated[bool, "show all files and batches to every API key"] = False
     allowed_origins: Annotated[
-        tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
+        tuple[str, ...],
+        "origin whose pages may call the server from a browser (CORS), or * for any; repeat for more",
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        "names that it is known by, besides its addresses, or *: any; repeat for several "
-        "[default: with API keys any]",
+        "name under which clients may reach the server, or * for any; repeat for more "
+        "[default: its addresses; any with API keys]",
     ] = ()
-    shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
-        30.0
+    shutdown_timeout: Annotated[float, "seconds that running requests have to finish at shutdown"] = 30.0
+    otlp_endpoint: Annotated[str | None, "URL of an OTLP collector for traces, over HTTP [default: none]"] = (
+        None
     )
-    otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -94,12 +93,12 @@ class KeyConfig:
 
     api_key: Annotated[
         tuple[str, ...],
-        "clients must send one of these; repeat for several (others see them in ps: use a file)",
+        "API key that clients must send; repeat for more. It is visible in ps, a file is not",
     ] = field(default=(), repr=False)
-    api_key_file: Annotated[str | None, "file of API keys, one a line, and after it, if any, its group"] = (
-        None
-    )
-    allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
+    api_key_file: Annotated[
+        str | None, "file of API keys, one a line, each optionally followed by its group"
+    ] = None
+    allow_no_auth: Annotated[bool, "allow a public address without API keys"] = False
 
     def check(self, http: HttpConfig) -> None:
         """Raises ValueError if anyone could use the server and the operator has not allowed that."""
@@ -115,12 +114,10 @@ class KeyConfig:
 class SloConfig:
     """The objectives of real-time requests that name none, by tier, in milliseconds; 0: there is none."""
 
-    ttft_ms: Annotated[
-        float, "first token of requests that name no objective is due after so long; 0: whenever"
-    ] = 1000.0
-    tbt_ms: Annotated[float, "each further token, after the one before"] = 100.0
-    priority_ttft_ms: Annotated[float, "the same for service_tier=priority"] = 500.0
-    priority_tbt_ms: Annotated[float, "the same for service_tier=priority"] = 50.0
+    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none"] = 1000.0
+    tbt_ms: Annotated[float, "default TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
+    priority_ttft_ms: Annotated[float, "--slo-ttft-ms of service_tier=priority"] = 500.0
+    priority_tbt_ms: Annotated[float, "--slo-tbt-ms of service_tier=priority"] = 50.0
 
     def __post_init__(self) -> None:
         for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
+from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
 from tqdm import tqdm
 
+from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
@@ -76,7 +78,7 @@ class _Job:
 class LLM:
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         policy: str = "fcfs",
         preemption_mode: str = "swap",
@@ -104,7 +106,9 @@ class LLM:
         for name in options:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
-        self.config = EngineConfig(model=model, lora_modules=texts_of(lora_modules), **options)
+        self.config = EngineConfig(
+            model=directory_of(str(model)), lora_modules=texts_of(lora_modules), **options
+        )
         check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
         if self.config.hidden_cache:
             check_keeps_inputs(made)

@@ -40,11 +40,11 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 class LogConfig:
     """How to log; it is the same for all processes of a system."""
 
-    format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
-    level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = "info"
-    dir: Annotated[
-        str | None, "directory of log files, one for each process [default: stderr only, by way of Ray]"
-    ] = None
+    format: Annotated[str, "format of log lines", FORMATS] = "text"
+    level: Annotated[str, "lowest level to log; debug follows each request through the processes", LEVELS] = (
+        "info"
+    )
+    dir: Annotated[str | None, "directory for a log file of each process [default: stderr only]"] = None
     # The names of the files begin with this prefix, which distinguishes islands.
     prefix: str = ""
 

@@ -74,7 +74,7 @@ def test_a_file_that_is_none_is_told_line_by_line(tmp_path: Path) -> None:
         assert code == 1 and "line 2: custom_id='q1': another line has it too\n" in err
         (tmp_path / "nonsense").write_text("nonsense\n")
         code, _, err = await run("submit", str(tmp_path / "nonsense"))
-        assert code == 1 and err.endswith("nonsense: its first line is not a request with a url\n")
+        assert code == 1 and err.endswith("nonsense: the first line is not a request with a url\n")
 
     commands(scenario)
 
@@ -97,7 +97,7 @@ def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> N
         _, out, _ = await run("list")
         assert out.split() == [batch_id, "in_progress", "1+0/3", "/v1/chat/completions"]
         code, _, err = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
-        assert code == 1 and err == f"Error: batch {batch_id} is in_progress, and has no results\n"
+        assert code == 1 and err == f"Error: batch {batch_id} is in_progress and has no results\n"
         assert (await run("cancel", batch_id, "--wait"))[1] == "cancelled\n"
         code, _, _ = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
         assert code == 0 and ids_in(tmp_path / "out.jsonl") == ["q0"]
@@ -111,7 +111,7 @@ def test_answers_that_could_not_be_written_are_not_asked_for(tmp_path: Path) -> 
         for option in ("-o", "-e"):
             words = ["-o", str(tmp_path / "out"), option, str(tmp_path / "none" / "out")]
             code, _, err = await run("run", "-i", source, *words)
-            assert code == 2 and f"'{tmp_path}/none' is no directory that can be written to" in err
+            assert code == 2 and f"'{tmp_path}/none' is not a directory that can be written to" in err
         assert (await at.gateway.client.batches.list()).data == []
 
     commands(scenario)
@@ -122,12 +122,12 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(1)), tmp_path / "out.jsonl"
         (tmp_path / "link").symlink_to(source)
         for places, problem in (
-            (["-o", source], "is the input, and would be written over"),
-            (["-o", str(tmp_path / "link")], "is the input, and would be written over"),
-            (["-o", str(output), "-e", source], "is the input, and would be written over"),
+            (["-o", source], "is the input, and would be overwritten"),
+            (["-o", str(tmp_path / "link")], "is the input, and would be overwritten"),
+            (["-o", str(output), "-e", source], "is the input, and would be overwritten"),
             (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
-            (["-o", "/dev/null"], "is no plain file: --errors has to say where errors go"),
-            (["-o", "/dev/stdout"], "is no plain file: --errors has to say where errors go"),
+            (["-o", "/dev/null"], "is no plain file: name a file for errors with --errors"),
+            (["-o", "/dev/stdout"], "is no plain file: name a file for errors with --errors"),
         ):
             code, _, err = await run("run", "-i", source, *places)
             assert code == 2 and problem in err
@@ -148,7 +148,7 @@ def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> Non
         for words, said in (
             (
                 ["-o", str(output)],
-                f"{output}.errors: File name too long: --errors has to say where errors go",
+                f"{output}.errors: File name too long: name a file for errors with --errors",
             ),
             (["-o", f"{output}o", "-e", str(errors)], f"{output}o: File name too long"),
             (["-o", str(output), "-e", f"{errors}e"], f"{errors}e: File name too long"),

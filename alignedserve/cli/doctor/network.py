@@ -1,4 +1,4 @@
-"""The address of the HTTP endpoint."""
+"""Checks of the HTTP server's address and API keys."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def check_access(case: Case) -> Iterator[Finding]:
     if num_keys:
         yield ok(f"{num_keys} API keys")
     elif case.settings.http.is_on_loopback:
-        yield note("no API keys: whoever is on this machine may use it")
+        yield note("no API keys: every user of this machine has access")
     else:
-        yield warn(f"no API keys: whoever reaches {case.settings.http.host} may use it", "--api-key-file")
+        yield warn(
+            f"no API keys: every client that reaches {case.settings.http.host} has access", "--api-key-file"
+        )

@@ -20,17 +20,15 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 @dataclass(frozen=True)
 class WebhookConfig:
     url: Annotated[
-        tuple[str, ...], "is told when a batch or a background response has ended; repeat for several"
+        tuple[str, ...], "URL to notify when a batch or background response has ended; repeat for more"
     ] = ()
     allowed_urls: Annotated[
-        tuple[str, ...], "a batch may name a URL of its own that begins like this; repeat for several"
+        tuple[str, ...], "prefix of URLs that a batch may name for its own webhook; repeat for more"
     ] = ()
     secret_file: Annotated[
-        str | None, f"file of the secrets (whsec_…), one a line, that sign it [default: ${SECRET_VARIABLE}]"
+        str | None, f"file of secrets that sign webhooks (whsec_…), one a line [default: ${SECRET_VARIABLE}]"
     ] = None
-    allow_private: Annotated[bool, "let these lead to loopback, private and link-local addresses, too"] = (
-        False
-    )
+    allow_private: Annotated[bool, "allow webhooks to loopback, private and link-local addresses"] = False
     # The seconds that a try may take, from the look-up of the name to the status of the answer.
     try_s: float = 15.0
     # The seconds until a delivery that failed is tried again, at first and at most; each time it is three times as
