@@ -113,8 +113,8 @@ class Client:
         }
         if item.max_tokens is not None:
             body["max_tokens"] = item.max_tokens
-        if config.temperature is not None:
-            body["temperature"] = config.temperature
+        if config.sent_temperature is not None:
+            body["temperature"] = config.sent_temperature
         if config.ignore_eos:
             body["ignore_eos"] = True
         if config.be_share:

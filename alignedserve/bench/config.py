@@ -109,6 +109,11 @@ class BenchConfig:
         return self.endpoint or BACKENDS[self.kind]
 
     @property
+    def sent_temperature(self) -> float | None:
+        """The temperature of requests; None is the server's. Answers to demo tasks are checked, so they are greedy."""
+        return 0.0 if self.temperature is None and self.dataset_name == "demo" else self.temperature
+
+    @property
     def metrics(self) -> list[str]:
         return self.percentile_metrics.split(",")
 

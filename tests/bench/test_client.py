@@ -159,6 +159,17 @@ def test_best_effort_says_so_and_nobody_else_speaks_of_tiers() -> None:
     play(scenario)
 
 
+def test_demo_tasks_are_answered_at_temperature_0_unless_another_is_given() -> None:
+    async def scenario() -> None:
+        async with strange_server(b"data: [DONE]\n\n") as (url, asked):
+            await ask(url, [item()])
+            await ask(url, [item()], dataset_name="demo")
+            await ask(url, [item()], dataset_name="demo", temperature=0.7)
+            assert [body.get("temperature") for body in asked] == [None, 0.0, 0.7]
+
+    play(scenario)
+
+
 def test_the_model_is_the_first_that_the_server_lists() -> None:
     async def scenario() -> None:
         async with observed() as at:

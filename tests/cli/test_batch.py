@@ -8,12 +8,16 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from alignedserve.cli.batch_client import own_server
+from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
 
@@ -48,7 +52,7 @@ def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"
         code, out, err = await run("run", "-i", source, "-o", str(output))
         assert (code, out) == (0, ""), err
-        assert "20/20" in err and "completed, 0 failed" in err
+        assert "completed, 20/20 lines, 0 failed" in err
         assert ids_in(output) == [f"q{number}" for number in range(20)]
         assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
 
@@ -213,3 +217,74 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
     commands(scenario)
+
+
+def test_a_server_that_is_not_there_is_what_chat_says(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", questions(1))
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    done = forked("batch", "submit", source, "--url", url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Error: {url}: no server answers there; `alignedserve serve` starts one, --url names another\n"
+    )
+
+
+# ---- a server of its own ----
+
+# Prints its options as `serve` would its lines, and waits to be stopped.
+SERVE = """#!/bin/sh
+echo "options: $*"
+echo "ready after 0.1 s: http://127.0.0.1:1234/v1"
+exec sleep 100
+"""
+
+
+def options_of_own_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *options: str) -> list[str]:
+    program = tmp_path / "serve"
+    program.write_text(SERVE)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    said: list[str] = []
+    with own_server(options, said.append) as url:
+        assert url == "http://127.0.0.1:1234"
+    return said[0].partition(" serve ")[2].split()
+
+
+def last_value(flag: str, words: list[str]) -> str:
+    """What click takes of a flag that is given several times."""
+    return words[len(words) - 1 - words[::-1].index(flag) + 1]
+
+
+def test_a_port_and_a_state_directory_that_are_given_are_those_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = options_of_own_server(monkeypatch, tmp_path, "M", "--port", "1234", "--state-dir", "kept")
+    assert (last_value("--port", words), last_value("--state-dir", words)) == ("1234", "kept")
+    words = options_of_own_server(monkeypatch, tmp_path, "M")
+    assert int(last_value("--port", words)) > 1023
+    # gone with the server
+    assert not Path(last_value("--state-dir", words)).exists()
+
+
+def test_a_server_that_ends_before_it_is_ready_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with (
+        pytest.raises(click.ClickException, match="the server did not start"),
+        own_server([], lambda line: None),
+    ):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
+def test_a_job_is_kept_in_the_state_directory(tmp_path: Path) -> None:
+    source, output = written(tmp_path / "in.jsonl", questions(2)), tmp_path / "out.jsonl"
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory(prefix="kept-", dir="/tmp") as state:
+        own = ["--port", str(port), "--state-dir", state]
+        done = forked("batch", "run", "-i", source, "-o", str(output), *own)
+        assert done.returncode == 0, done.stderr
+        assert f"http://127.0.0.1:{port}/v1" in done.stderr and ids_in(output) == ["q0", "q1"]
+        assert any(path.stat().st_size for path in Path(state).rglob("*") if path.is_file())

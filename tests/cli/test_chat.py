@@ -214,3 +214,13 @@ def test_what_is_wrong_is_one_line() -> None:
                 assert done.stderr.count("\n") == 1
 
     play(scenario)
+
+
+def test_the_demo_model_is_asked_at_temperature_0_unless_another_is_given() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            await chat(at, "-q", "What?")
+            await chat(at, "-q", "What?", "--temperature", "0.5")
+            assert [each.request.params.temperature for each in at.router.submitted] == [0.0, 0.5]
+
+    play(scenario)
