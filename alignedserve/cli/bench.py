@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from alignedserve.bench.compare_config import CompareConfig
 from alignedserve.bench.config import BenchConfig
 from alignedserve.cli.command import Command, Group
-from alignedserve.cli.help_groups import BENCH_ENGINE, BENCH_SERVE
+from alignedserve.cli.help_groups import BENCH_COMPARE, BENCH_ENGINE, BENCH_SERVE
 from alignedserve.cli.options import EngineCommand, engine_options, options_of, writing
 from alignedserve.cli.output_file import OutputFile
 from alignedserve.cli.progress import bar, busy
@@ -97,6 +101,47 @@ def serve(more_goodput: tuple[str, ...], plot: Path | None, **options: Any) -> N
     found = run(BenchConfig(**options, plot=str(plot) if plot else None), click.echo)
     if not found["completed"]:
         raise click.ClickException("no request was answered")
+
+
+@command.command("compare", cls=Command, groups=BENCH_COMPARE)
+@click.argument("urls", nargs=-1, required=True, metavar="URL URL")
+@options_of(CompareConfig)
+@click.option("--output", type=OutputFile(), help="JSON file to write, with all settings and figures")
+@click.option(
+    "--plot", type=OutputFile(), help="PNG file to draw, with chat and batch figures of each server"
+)
+def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **options: Any) -> None:
+    """Compare servers at chat alone and at chat beside a batch job.
+
+    Each URL is that of an OpenAI-compatible server. The servers get the same requests, one server after the other. On a
+    server without a batch API, best effort is sent as plain requests.
+    """
+    from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict
+    from alignedserve.bench.plot import figure_class
+
+    if plot:
+        figure_class()
+    config = CompareConfig(**options)
+    servers = servers_of(config, urls, os.environ.get("OPENAI_API_KEY"))
+    found = []
+    for server in servers:
+        found.append(asyncio.run(measure(config, server, lambda total, title: bar(total, title, "req"))))
+        if not sys.stderr.isatty():
+            click.echo(f"{server.label}: measured", err=True)
+    for line in (*table(found), "", *remarks(found, config), verdict(found)):
+        click.echo(line)
+    if output:
+        settings = {name: value for name, value in options.items() if name != "api_key"}
+        whole = {"settings": settings, "servers": [each.as_dict() for each in found]}
+        with writing(output):
+            output.write_text(json.dumps(whole, indent=1) + "\n")
+    if plot:
+        from alignedserve.bench.compare_plot import draw
+
+        with writing(plot):
+            draw(found, plot)
+    if not all(each.alone.completed and each.beside.completed for each in found):
+        raise click.ClickException("a server answered no request")
 
 
 def prompt_lengths(num_prompts: int, input_len: int, mix: str | None) -> list[int]:

@@ -158,6 +158,22 @@ BENCH_SERVE = (
         ),
     ),
 )
+BENCH_COMPARE = (
+    OptionGroup("servers", "Servers", ("label", "api_key", "model"), ("request_timeout_s",)),
+    OptionGroup(
+        "chat",
+        "Chat",
+        ("dataset_name", "num_prompts", "request_rate", "goodput"),
+        ("dataset_path", "input_len", "output_len", "temperature", "ignore_eos", "seed"),
+    ),
+    OptionGroup(
+        "batch",
+        "Batch job",
+        ("job_lines", "job_input_len", "job_output_len"),
+        ("job_concurrency", "job_warmup_s"),
+    ),
+    OptionGroup("results", "Results", ("output", "plot")),
+)
 SIMULATE = (
     OptionGroup(
         "cluster",
