@@ -10,6 +10,6 @@ try:
         model="demo", messages=[question], tools=[weather], tool_choice=named
     )
 except openai.BadRequestError as error:
-    raise SystemExit(f"This example needs a model whose chat template supports tools. {error}") from None
+    raise SystemExit(f"This example needs a chat template with tools. {error}") from None
 for call in chat.choices[0].message.tool_calls:
     print(call.function.name, call.function.arguments)

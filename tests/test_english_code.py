@@ -21,6 +21,10 @@ from tests.test_english import forbidden_words, too_long
 ROOT = Path(__file__).parents[1]
 # Folders that were read and rewritten. A file of the root of `alignedserve` is named by itself.
 FOLDERS: list[str] = [
+    "alignedserve/bench",
+    "alignedserve/cli",
+    "alignedserve/demo",
+    "alignedserve/offline",
     "alignedserve/protocol",
     "alignedserve/scheduling/__init__.py",
     "alignedserve/scheduling/block_hashes.py",
@@ -48,6 +52,7 @@ FOLDERS: list[str] = [
     "alignedserve/scheduling/token_times.py",
     "alignedserve/sim",
     "alignedserve/vopr",
+    "examples",
     "router",
 ]
 # Strings that have to be as they are, such as texts that are not ours.

@@ -47,5 +47,5 @@ def test_a_model_without_tools_is_a_sentence(tmp_path: Path) -> None:
             [sys.executable, tmp_path / "tools.py"], capture_output=True, text=True, timeout=120
         )
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("This example needs a model whose chat template supports tools.")
+    assert done.stderr.startswith("This example needs a chat template with tools.")
     assert MESSAGE in done.stderr and "Traceback" not in done.stderr

@@ -87,8 +87,8 @@ def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | No
         if count not in (0, len(urls)) and not (name == "api_key" and count == 1):
             raise ValueError(f"{name}: {count} given for {len(urls)} servers")
     labels = config.label or [urlsplit(url).netloc for url in bases]
-    keys = config.api_key or (default_key,)
-    keys = keys if len(keys) == len(bases) else len(bases) * (keys[0],)
+    keys: list[str | None] = [*config.api_key] or [default_key]
+    keys = keys if len(keys) == len(bases) else len(bases) * keys
     return [Server(*each) for each in zip(labels, bases, keys, strict=True)]
 
 

@@ -41,7 +41,7 @@ class WrongOption(click.ClickException):
 
 
 class Command(click.Command):
-    """A command whose options may be in groups. Each option is then in exactly one of them."""
+    """A command with or without groups of options. With groups, each option is in exactly one of them."""
 
     def __init__(self, *args: Any, groups: Sequence[OptionGroup] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,7 +76,7 @@ class Command(click.Command):
         ctx.exit()
 
     def help_on(self, ctx: click.Context, wanted: str) -> str:
-        """Returns the help on a group, on all groups, or on options whose names contain a word."""
+        """Returns the help on a group, on all groups, or on options that have a word in their names."""
         if wanted == _PLAIN:
             return self.get_help(ctx)
         if wanted == ALL:

@@ -138,7 +138,7 @@ def _collect(comparison: Comparison, rows: list[Row]) -> bool:
 def _head(config: SimConfig, comparison: Comparison) -> str:
     traffic = comparison.workload.traffic
     num_tokens = sum(each.lengths.prompt for each in traffic), sum(each.lengths.output for each in traffic)
-    backlog = f", beside {config.be_backlog} of best effort all the time" if config.be_backlog else ""
+    backlog = f", beside {config.be_backlog} best-effort requests all the time" if config.be_backlog else ""
     left_out = comparison.num_too_long and (
         f"\n{comparison.num_too_long} more are left out: longer than max_model_len={comparison.max_model_len}"
     )

@@ -1,4 +1,4 @@
-"""The demo model: small tasks with checkable answers, and the model in this repository that solves them."""
+"""The demo model, and the small tasks with checkable answers that it solves."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ EXAMPLE_PROMPTS = (
 
 
 def directory_of(model: str | None) -> str:
-    """Returns the model as it was given, or the demo model's directory for its name or for none.
+    """Returns the model as given, or the demo model's directory for its name or for None.
 
-    A directory called `demo` here comes first.
+    An existing directory called `demo` takes precedence.
     """
     is_demo = model is None or (model == NAME and not Path(model).exists())
     return str(MODEL_DIR) if is_demo else str(model)

@@ -133,7 +133,7 @@ async def strange_server(body: bytes) -> AsyncIterator[tuple[str, list[dict[str,
     [
         (b'data: {"choices": []}\n\n', "the stream ended without [DONE]"),
         (b"data: nonsense\n\n", "an event is not JSON"),
-        (b"data: [1]\n\n", "an event is no object"),
+        (b"data: [1]\n\n", "an event is not an object"),
         (b'data: {"error": {"message": "broken"}}\n\ndata: [DONE]\n\n', "broken"),
         (b'data:{"usage":{},"choices":[{"delta":{"content":"x"}}]}\r\n\r\ndata: [DONE]\r\n\r\n', None),
     ],

@@ -59,7 +59,7 @@ def _driver_version() -> str:
         words = (_DRIVER / "version").read_text().split()
     except OSError:
         return ""
-    return next((word for word in words if word[0].isdigit() and "." in word), "of an unknown version")
+    return next((word for word in words if word[0].isdigit() and "." in word), "(unknown version)")
 
 
 def _triton_version() -> str | None:
