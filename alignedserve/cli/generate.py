@@ -9,6 +9,7 @@ import click
 from alignedserve.cli.help_groups import GENERATE
 from alignedserve.cli.options import EngineCommand, engine_options
 from alignedserve.cli.progress import busy
+from alignedserve.engine.lora_modules import parse_lora_modules
 
 
 @click.command("generate", cls=EngineCommand, groups=GENERATE)
@@ -34,6 +35,10 @@ def command(
     questions = list(prompts) or (list(demo.EXAMPLE_PROMPTS) if model in (None, demo.NAME) else [])
     if not questions:
         raise click.UsageError("give at least one --prompt")
+    adapters = [adapter.name for adapter in parse_lora_modules(options["lora_modules"])]
+    if lora_name is not None and lora_name not in adapters:
+        known = ", ".join(adapters) or "empty"
+        raise ValueError(f"lora_name={lora_name!r}: is not in --lora-modules, which are {known}")
     with busy("Loading the model"):
         llm = LLM(model or demo.NAME, **options)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)

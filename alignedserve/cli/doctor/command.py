@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from alignedserve.cli.command import in_flags
-from alignedserve.cli.doctor.finding import Check, Finding, Level, fail, findings_of, note
+from alignedserve.cli.doctor.finding import Check, Finding, Level, counted, fail, findings_of, note
 from alignedserve.cli.help_groups import DOCTOR
 from alignedserve.cli.options import EngineCommand
 from alignedserve.cli.progress import busy
@@ -158,11 +158,12 @@ def _in_flags(finding: Finding) -> Finding:
 def summary(levels: Sequence[Level]) -> str:
     """Returns the last line: how many checks went well or badly, and whether `serve` will run."""
     counts = Counter(levels)
-    found = f"{counts['ok'] + counts['note']} ok, {counts['warn']} warnings, {counts['fail']} failures"
+    good, warnings, failures = counts["ok"] + counts["note"], counts["warn"], counts["fail"]
+    found = f"{good} ok, {counted(warnings, 'warning')}, {counted(failures, 'failure')}"
     if counts["fail"]:
         return click.style(f"{found}: it will not run like this", _COLORS["fail"], bold=True)
     if counts["warn"]:
-        return click.style(f"{found}: it will run, with these warnings", _COLORS["warn"], bold=True)
+        return click.style(f"{found}: it will run, see the warnings", _COLORS["warn"], bold=True)
     return click.style(f"{found}: it will run", _COLORS["ok"], bold=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
-from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
 from alignedserve.kernels.cpu.build import cpu_features, library_path
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
@@ -30,7 +30,7 @@ def cores_finding(
 
     `num_instances` is the number of instances that compute on them. `num_threads` is OMP_NUM_THREADS, if it is set.
     """
-    text = f"{num_cores} cores"
+    text = counted(num_cores, "core")
     if quota is not None and quota < num_cores:
         return warn(
             f"{text}, but a quota of {quota:g}: threads are throttled",
@@ -38,11 +38,14 @@ def cores_finding(
         )
     if num_cores < num_instances:
         return warn(
-            f"{text} for {num_instances} instances: they take turns", "fewer instances, or more cores"
+            f"{text} for {counted(num_instances, 'instance')}: they take turns",
+            "fewer instances, or more cores",
         )
     if num_threads is not None and num_instances:
-        return note(f"{text} for {num_instances} instances, OMP_NUM_THREADS={num_threads} for each")
-    return ok(f"{text} for {num_instances} instances" if num_instances else text)
+        return note(
+            f"{text} for {counted(num_instances, 'instance')}, OMP_NUM_THREADS={num_threads} for each"
+        )
+    return ok(f"{text} for {counted(num_instances, 'instance')}" if num_instances else text)
 
 
 def check_backend(case: Case) -> Iterator[Finding]:

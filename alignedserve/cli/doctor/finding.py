@@ -61,6 +61,11 @@ def findings_of(check: Check) -> Iterator[Finding]:
         )
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, as in "2 cores"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def in_bytes(count: int) -> str:
     """Returns a number of bytes with its unit."""
     power = min(3, max(0, count.bit_length() - 1) // 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
-from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, counted, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
 from alignedserve.ops import MIN_CAPABILITY
 
@@ -50,7 +50,10 @@ def _gpus(facts: GpuFacts, num_instances: int, link: str) -> Iterator[Finding]:
     if len(facts.gpus) < facts.num_driver_gpus:
         yield note(f"{len(facts.gpus)} of {facts.num_driver_gpus} GPUs are visible: see CUDA_VISIBLE_DEVICES")
     if len(facts.gpus) < num_instances:
-        yield note(f"{len(facts.gpus)} GPUs for {num_instances} instances: they share GPUs and their memory")
+        yield note(
+            f"{counted(len(facts.gpus), 'GPU')} for {counted(num_instances, 'instance')}: "
+            "they share GPUs and their memory"
+        )
     if facts.unreachable and link in ("auto", "ipc", "nccl"):
         yield _unreachable(facts.unreachable[0], link)
 

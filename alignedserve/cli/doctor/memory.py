@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alignedserve.cli.doctor import cgroup
 from alignedserve.cli.doctor.case import Case
-from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, NotChecked, counted, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.model import num_weight_bytes
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
@@ -44,7 +44,7 @@ def check_kv(case: Case) -> Iterator[Finding]:
     yield ok(
         f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {about}{num_tokens} tokens{more} "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
-        f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
+        f"{counted(num_blocks // _blocks_of_longest(case), 'request')} of {case.max_model_len}{_window(case)}"
     )
 
 
@@ -90,7 +90,7 @@ def check_plan(case: Case) -> Iterator[Finding]:
     """Checks the plan as `serve` does before it starts a process, above all the pool's memory."""
     num_bytes = case.island.num_pool_blocks * case.island.form.column_bytes
     yield ok(
-        f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
+        f"{counted(case.num_instances, 'instance')}, link {case.instance.transfers.transport}; "
         f"a pool of {in_bytes(num_bytes)}{_pool_tokens(case)}, {in_bytes(free_shm_bytes())} free in /dev/shm"
     )
 

@@ -184,8 +184,8 @@ def test_packages_of_an_extra_are_held_to_their_bounds_where_an_option_needs_it(
     ("levels", "said"),
     [
         (["ok", "note"], "2 ok, 0 warnings, 0 failures: it will run"),
-        (["ok", "warn"], "1 ok, 1 warnings, 0 failures: it will run, with these warnings"),
-        (["fail", "warn"], "0 ok, 1 warnings, 1 failures: it will not run like this"),
+        (["ok", "warn"], "1 ok, 1 warning, 0 failures: it will run, see the warnings"),
+        (["fail", "warn"], "0 ok, 1 warning, 1 failure: it will not run like this"),
     ],
 )
 def test_a_line_sums_the_findings_up(levels: list[Level], said: str) -> None:
