@@ -39,7 +39,7 @@ STOPPED = -signal.SIGKILL
 _MOST_TIMES = 6
 _LOOK_S = 1.0
 # And its last line says how to see that again.
-REPLAYS = "alignedserve vopr --seed"
+REPLAYS = "alignedserve dev vopr --seed"
 
 
 @dataclass(frozen=True)
