@@ -51,7 +51,7 @@ check: lint types test
 
 # an hour of new seeds; MINUTES=2 make vopr, FIRST_SEED=7 for those from there on
 vopr: .venv/installed
-	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60} $${FIRST_SEED:+--first-seed $$FIRST_SEED} --out $${OUT:-.}
+	$(BIN)/alignedserve dev vopr --minutes $${MINUTES:-60} $${FIRST_SEED:+--first-seed $$FIRST_SEED} --out $${OUT:-.}
 
 # Ten scenarios that the commit's number draws, every policy in each, in MINUTES at most; it fails where the default policy
 # is too far behind. FIRST_SEED=7 for those from there on; OUT=DIR keeps what was found, and goes on from there.

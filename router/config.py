@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+LINKS = ("auto", "host", "ipc", "gloo", "nccl")
 # The lowest and the highest allowed value.
 _RANGES: dict[str, tuple[float, float]] = {
     "max_num_queued_reqs": (1, 2**31),
@@ -19,19 +20,20 @@ class RouterConfig:
     # The launch plan replaces "auto" (`transport/choose.py`), so a router never gets it.
     link: Annotated[
         str,
-        "how KV gets to decode instances: host, ipc, gloo, nccl; or auto: ipc where instances have GPUs, else host",
+        "transport of KV to decode instances; auto is ipc between GPUs and host otherwise",
+        LINKS,
     ] = "auto"
     max_num_queued_reqs: Annotated[
-        int, "requests that may wait for prefill; more get 503 (real time counts only real time)"
+        int, "maximum requests waiting for prefill; more is a 503. Real time counts only itself"
     ] = 4096
-    max_num_queued_tokens: Annotated[int, "tokens that may wait for prefill; more get 503 (likewise)"] = (
-        4 << 20
+    max_num_queued_tokens: Annotated[
+        int, "maximum prompt tokens waiting for prefill; more is a 503. Real time counts only itself"
+    ] = 4 << 20
+    orphan_s: Annotated[float, "seconds that KV in the pool waits for its request after a restart"] = 10.0
+    silence_s: Annotated[float, "seconds without a heartbeat after which a process counts as dead"] = 10.0
+    change_roles: Annotated[bool, "let instances change between prefill and decode as traffic changes"] = (
+        False
     )
-    orphan_s: Annotated[float, "seconds that pooled KV waits for its request after a restart"] = 10.0
-    silence_s: Annotated[float, "seconds without an answer after which a process counts as dead"] = 10.0
-    change_roles: Annotated[
-        bool, "instances change between prefill and decode while they run, to follow the traffic"
-    ] = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -29,10 +29,10 @@ STEP_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class BatchConfig:
-    max_num_lines: Annotated[int, "lines of batch jobs that run at the same time"] = 64
+    max_num_lines: Annotated[int, "maximum lines of batch jobs that run at once"] = 64
     inputs_from: Annotated[
         tuple[str, ...],
-        "directory or s3://BUCKET/PREFIX; batches of every API key may use its files as input; repeat for several",
+        "directory or s3://BUCKET/PREFIX of input files that any API key may use; repeat for more",
     ] = ()
     # The most bytes of lines that run at the same time. A file may consist of the longest allowed lines.
     max_bytes: int = 16 << 20

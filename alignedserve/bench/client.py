@@ -1,5 +1,7 @@
-"""Sends requests to a server, and notes when the answers come: open loop, so that a slow server gets no fewer
-requests."""
+"""Sends requests to a server and records when answers arrive.
+
+The loop is open: requests are sent when they are due, however slow the server is.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,21 @@ SERVICE_TIERS = {"rt": "default", "be": "flex"}
 
 @dataclass
 class Outcome:
-    """What became of one request. Times are seconds from the run's start, unless they are durations."""
+    """The outcome of one request. Times are seconds from the start of the run."""
 
     tier: str
     due_s: float
-    # When the request was sent: later than due where the concurrency is bounded, or where this machine is too slow.
+    # When it was sent: later than due if concurrency is limited or the client is too slow.
     start_s: float = 0.0
-    # When each piece of text came.
+    # When each piece of text arrived.
     times_s: list[float] = field(default_factory=list)
     text: str = ""
     prompt_len: int = 0
-    # The number of output tokens; 0: the server has not reported it.
+    # Output tokens; 0 if the server did not report them.
     output_len: int = 0
-    # Why there was no complete answer; None: there was one.
-    error: str | None = "it was not sent"
-    # Whether the answer is right; None: the right answer is unknown.
+    # Why there is no complete answer; None if there is one.
+    error: str | None = "not sent"
+    # Whether the answer is correct; None if that is unknown.
     is_right: bool | None = None
 
 
@@ -51,8 +53,10 @@ class Client:
     async def run(
         self, items: Sequence[Item], tell: Callable[[Outcome], object] = lambda outcome: None
     ) -> tuple[list[Outcome], float]:
-        """Sends all requests in the order in which they are due; returns their outcomes and how long that took. `tell`
-        is called with each outcome as the request ends."""
+        """Sends all requests in the order of their due times. Returns their outcomes and the duration in seconds.
+
+        `tell` is called with each outcome when its request ends.
+        """
         limit = self._config.max_concurrency
         gate = asyncio.Semaphore(limit) if limit else nullcontext()
         self._begun_s = time.perf_counter()
@@ -89,7 +93,7 @@ class Client:
         return outcome
 
     async def _stream(self, item: Item, outcome: Outcome) -> str | None:
-        """Streams the answer; returns why it failed, or None."""
+        """Streams the answer. Returns why it failed, or None."""
         asked = self._body(item)
         async with self._http.stream("POST", self._config.url + self._config.path, json=asked) as response:
             if response.status_code != 200:
@@ -113,12 +117,12 @@ class Client:
         }
         if item.max_tokens is not None:
             body["max_tokens"] = item.max_tokens
-        if config.temperature is not None:
-            body["temperature"] = config.temperature
+        if config.sent_temperature is not None:
+            body["temperature"] = config.sent_temperature
         if config.ignore_eos:
             body["ignore_eos"] = True
         if config.be_share:
-            # It is sent only if the run has best effort, so that a server without tiers does not get it otherwise.
+            # Omitted in runs without best effort, for servers that have no tiers.
             body["service_tier"] = SERVICE_TIERS[item.tier]
         return body
 
@@ -128,7 +132,7 @@ class Client:
         except ValueError:
             return f"an event is not JSON: {event[:MAX_ERROR_CHARS]!r}"
         if not isinstance(chunk, dict):
-            return f"an event is no object: {event[:MAX_ERROR_CHARS]!r}"
+            return f"an event is not an object: {event[:MAX_ERROR_CHARS]!r}"
         if "error" in chunk:
             return str(chunk["error"])[:MAX_ERROR_CHARS]
         if usage := chunk.get("usage"):
@@ -152,7 +156,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """Returns the server's first model. Raises ValueError when there is no server, or when it lists no model."""
+    """Returns the server's first model. Raises ValueError if there is no server or no model."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()

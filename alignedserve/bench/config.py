@@ -1,4 +1,4 @@
-"""The settings of `alignedserve bench serve`, with vLLM's names. The text beside a field is its help."""
+"""Settings of `alignedserve bench serve`, with vLLM's names. Beside a field are its help and its choices."""
 
 from __future__ import annotations
 
@@ -15,57 +15,61 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class BenchConfig:
-    base_url: Annotated[str | None, "of the server [default: http://HOST:PORT]"] = None
-    host: Annotated[str, "of the server"] = "127.0.0.1"
-    port: Annotated[int, "of the server"] = 8000
+    base_url: Annotated[str | None, "URL of the server [default: http://HOST:PORT]"] = None
+    host: Annotated[str, "address of the server"] = "127.0.0.1"
+    port: Annotated[int, "port of the server"] = 8000
     backend: Annotated[
-        str | None, "openai (completions) or openai-chat [default: openai; for demo tasks, chat]"
+        str | None, "API: completions or chat [default: openai; openai-chat for demo tasks]", tuple(BACKENDS)
     ] = None
-    endpoint: Annotated[str | None, "path on the server [default: the backend's]"] = None
-    model: Annotated[str | None, "its name to the server [default: the first that it lists]"] = None
+    endpoint: Annotated[str | None, "path of the API [default: the backend's]"] = None
+    model: Annotated[str | None, "name of the model [default: the first that the server lists]"] = None
     tokenizer: Annotated[
-        str | None, "directory of the model's tokenizer: random prompts then have exactly so many tokens"
+        str | None, "directory of the model's tokenizer, for random prompts of exact lengths"
     ] = None
-    api_key: Annotated[str | None, "[default: OPENAI_API_KEY of the environment]"] = None
+    api_key: Annotated[str | None, "API key of the server [default: $OPENAI_API_KEY]"] = None
 
     dataset_name: Annotated[
-        str, "random, custom (a JSONL of prompts), demo (tasks; answers are checked) or azure"
+        str, "prompts: custom is a JSONL file, demo has tasks with checked answers, azure a trace", DATASETS
     ] = "random"
-    dataset_path: Annotated[str | None, "of custom and azure"] = None
-    num_prompts: Annotated[int, "requests to send"] = 1000
-    random_input_len: Annotated[int, "tokens of a random prompt"] = 1024
-    random_output_len: Annotated[int, "tokens of the answer to one"] = 128
+    dataset_path: Annotated[str | None, "file of custom or azure"] = None
+    num_prompts: Annotated[int, "number of requests"] = 1000
+    random_input_len: Annotated[int, "tokens of random prompts"] = 1024
+    random_output_len: Annotated[int, "tokens of their answers"] = 128
     random_range_ratio: Annotated[
-        float, "both vary by so much, evenly: from len*(1-ratio) to len*(1+ratio)"
+        float, "both lengths are uniform between len*(1-ratio) and len*(1+ratio)"
     ] = 0.0
-    custom_output_len: Annotated[int, "tokens of an answer where the JSONL has no output_tokens"] = 256
-    be_share: Annotated[float, "of the requests that are best effort (service_tier=flex)"] = 0.0
+    custom_output_len: Annotated[int, "tokens of answers without output_tokens in the JSONL file"] = 256
+    be_share: Annotated[float, "share of requests that are best effort (service_tier=flex)"] = 0.0
 
-    request_rate: Annotated[float, "requests per second; inf: all at once"] = math.inf
-    burstiness: Annotated[
-        float, "of arrivals: 1 is Poisson, below it comes in bursts, inf is a steady beat"
-    ] = 1.0
-    trace_speed: Annotated[float, "of an azure trace's own arrivals, where no request rate is given"] = 1.0
-    max_concurrency: Annotated[int | None, "more than so many wait here [default: none do]"] = None
+    request_rate: Annotated[float, "requests per second; inf sends all at once"] = math.inf
+    burstiness: Annotated[float, "burstiness of arrivals: 1 is Poisson, less is burstier, inf is regular"] = (
+        1.0
+    )
+    trace_speed: Annotated[float, "speed of an azure trace, without a request rate"] = 1.0
+    max_concurrency: Annotated[
+        int | None, "maximum open requests; others wait in the client [default: no limit]"
+    ] = None
 
-    temperature: Annotated[float | None, "[default: the server's]"] = None
-    ignore_eos: Annotated[bool, "answers go on to their full length; not every server knows it"] = False
-    request_timeout_s: Annotated[float, "an answer that is not complete after so long is a failure"] = 600.0
-    seed: Annotated[int, "of lengths, arrivals and prompts"] = 0
+    temperature: Annotated[
+        float | None, "sampling temperature [default: 0 for demo tasks, else the server's]"
+    ] = None
+    ignore_eos: Annotated[bool, "generate answers to their full length; not all servers support it"] = False
+    request_timeout_s: Annotated[float, "seconds after which an incomplete answer counts as failed"] = 600.0
+    seed: Annotated[int, "seed of lengths, arrivals and prompts"] = 0
 
     goodput: Annotated[
         str | None,
-        'objectives in ms, e.g. "ttft:200 tpot:50 e2el:5000"; best effort has none but to be answered',
+        'objectives in milliseconds, as in "ttft:200 tpot:50 e2el:5000"; best effort has none',
     ] = None
-    percentile_metrics: Annotated[str, "metrics to report"] = "ttft,tpot,itl,e2el"
-    metric_percentiles: Annotated[str, "of each of them"] = "99"
+    percentile_metrics: Annotated[str, "metrics to report, separated by commas"] = "ttft,tpot,itl,e2el"
+    metric_percentiles: Annotated[str, "percentiles of each metric, separated by commas"] = "99"
     save_result: Annotated[bool, "write a JSON file"] = False
-    save_detailed: Annotated[bool, "with every request's figures, text and error"] = False
-    result_dir: Annotated[str | None, "where to [default: here]"] = None
-    result_filename: Annotated[str | None, "[default: made of label, rate, model and date]"] = None
-    label: Annotated[str | None, "kept with the result [default: the backend]"] = None
-    plot: Annotated[str | None, "PNG to draw: TTFT, TPOT, and attainment over time"] = None
-    disable_tqdm: Annotated[bool, "no progress bar"] = False
+    save_detailed: Annotated[bool, "add times, text and error of every request to the file"] = False
+    result_dir: Annotated[str | None, "directory of the file [default: the current one]"] = None
+    result_filename: Annotated[str | None, "name of the file [default: label, rate, model and date]"] = None
+    label: Annotated[str | None, "label of the result [default: the backend]"] = None
+    plot: Annotated[str | None, "PNG file to draw, with TTFT, TPOT, and attainment over time"] = None
+    disable_tqdm: Annotated[bool, "show no progress bar"] = False
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -82,9 +86,9 @@ class BenchConfig:
         if self.max_concurrency is not None:
             _above_zero("max_concurrency", self.max_concurrency)
         if not 0 <= self.random_range_ratio < 1:
-            raise ValueError(f"random_range_ratio={self.random_range_ratio}: must be from 0 to below 1")
+            raise ValueError(f"random_range_ratio={self.random_range_ratio}: must be in [0, 1)")
         if not 0 <= self.be_share <= 1:
-            raise ValueError(f"be_share={self.be_share}: must be from 0 to 1")
+            raise ValueError(f"be_share={self.be_share}: must be in [0, 1]")
         for name in self.metrics:
             _one_of("percentile_metrics", name, METRICS)
         if not all(0 <= each <= 100 for each in self.percentiles):
@@ -105,6 +109,11 @@ class BenchConfig:
         return self.endpoint or BACKENDS[self.kind]
 
     @property
+    def sent_temperature(self) -> float | None:
+        """The temperature of requests; None is the server's. Answers to demo tasks are checked, so they are greedy."""
+        return 0.0 if self.temperature is None and self.dataset_name == "demo" else self.temperature
+
+    @property
     def metrics(self) -> list[str]:
         return self.percentile_metrics.split(",")
 
@@ -122,7 +131,9 @@ class BenchConfig:
         """The objectives in milliseconds by name."""
         found = {}
         for pair in (self.goodput or "").split():
-            name, _, value = pair.partition(":")
+            name, separator, value = pair.partition(":")
+            if not separator and "=" in pair:
+                raise ValueError(f"goodput={pair!r}: write {pair.replace('=', ':', 1)}")
             _one_of("goodput", name, OBJECTIVES)
             try:
                 found[name] = float(value)

@@ -1,4 +1,4 @@
-"""Draws a run: how TTFT and TPOT are distributed in each class, and how many objectives were met over time."""
+"""Draws a run: the distributions of TTFT and TPOT in each class, and attainment over time."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ COLORS = {"rt": "tab:blue", "be": "tab:orange"}
 LABELS = {"rt": "real-time", "be": "best-effort"}
 
 
-def check_plot() -> None:
-    """Raises ValueError when matplotlib is not installed."""
+def figure_class() -> Any:
+    """Returns matplotlib's Figure. Raises ValueError if matplotlib is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("plot: needs matplotlib; pip install 'alignedserve[plot]'") from None
+    return Figure
 
 
 def draw(
     outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
 ) -> None:
-    """Draws the run to a file. Raises ValueError when matplotlib is not installed."""
-    check_plot()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8), layout="constrained")
+    """Draws the run to a file. Raises ValueError if matplotlib is not installed."""
+    figure = figure_class()(figsize=(11, 8), layout="constrained")
     ttft, tpot, attainment = figure.subplot_mosaic([["ttft", "tpot"], ["over time", "over time"]]).values()
     _distribution(ttft, outcomes, "ttft", objectives_ms.get("ttft"))
     _distribution(tpot, outcomes, "tpot", objectives_ms.get("tpot"))
     _over_time(attainment, outcomes, objectives_ms, duration_s)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -68,7 +65,7 @@ def _over_time(
 def attainment_over_time(
     outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, tier: str
 ) -> list[tuple[float, float]]:
-    """Returns (middle of an interval, share of the requests due in it that met their objectives)."""
+    """Returns pairs of the middle of an interval and the share of the requests due in it that met their objectives."""
     width_s = duration_s / NUM_WINDOWS
     windows: dict[int, list[bool]] = {}
     for each in outcomes:

@@ -1,5 +1,7 @@
-"""The table on the console and the JSON file, laid out and named as `vllm bench serve` does, so that tools which read
-its results can read these. What it does not have (classes, checked answers) comes at the end."""
+"""The table and the JSON file of a run, in the format of `vllm bench serve`, so that the same tools can read them.
+
+Classes and checked answers, which vLLM does not have, are at the end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from alignedserve.bench.results import NAMES, Results, Summary, is_whole, num_to
 
 WIDTH = 50
 TIER_NAMES = {"rt": "Real-time", "be": "Best-effort"}
-# Fields that are only written when the user asks for them, since they are long.
+# Long fields, which are only written with --save-detailed.
 DETAILS = (
     "input_lens",
     "output_lens",
@@ -159,7 +161,7 @@ def _flat(config: BenchConfig, found: dict[str, Summary]) -> dict[str, float]:
 
 
 def save(config: BenchConfig, found: dict[str, Any]) -> Path:
-    """Saves the results and returns the path."""
+    """Saves the results. Returns the path."""
     model = str(found["model_id"]).split("/")[-1]
     bound = f"-concurrency{config.max_concurrency}" if config.max_concurrency else ""
     made = f"{config.label or config.kind}-{config.request_rate}qps{bound}-{model}-{found['date']}.json"

@@ -1,5 +1,7 @@
-"""Metrics of a run. The functions are pure; names and meanings are those of `vllm bench serve`, with seconds inside
-and milliseconds in the results."""
+"""Computes the metrics of a run, with the names and meanings of `vllm bench serve`.
+
+Times are in seconds inside, and in milliseconds in the results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Times:
     """The times of one answered request, in seconds."""
 
     ttft: float
-    # This is 0 for a single token.
+    # 0 for a single token.
     tpot: float
     itls: tuple[float, ...]
     e2el: float
@@ -53,18 +55,18 @@ class Results:
     total_output_tokens: int
     duration: float
     request_throughput: float
-    # None: the user gave no objectives.
+    # None without objectives.
     request_goodput: float | None
     output_throughput: float
     total_token_throughput: float
-    # The output tokens in the second that had most of them.
+    # Output tokens in the second with the most.
     max_output_tokens_per_s: float
     max_concurrent_requests: int
     # The statistics of each metric.
     summaries: dict[str, Summary]
-    # For each tier, the share of all its requests that met the objectives.
+    # Share of requests that met the objectives, by tier.
     attainment: dict[str, float]
-    # The share of right answers among those that could be checked; None: none could.
+    # Share of correct answers among those that could be checked; None if none could.
     correct: float | None
 
 
@@ -73,7 +75,7 @@ def is_whole(outcome: Outcome) -> bool:
 
 
 def times_of(outcome: Outcome) -> Times:
-    """Returns the times of a request that was answered completely."""
+    """Returns the times of a request with a complete answer."""
     first_s, last_s = outcome.times_s[0], outcome.times_s[-1]
     gaps = num_tokens(outcome) - 1
     return Times(
@@ -85,12 +87,12 @@ def times_of(outcome: Outcome) -> Times:
 
 
 def num_tokens(outcome: Outcome) -> int:
-    """Returns the number of tokens as the server reports it, else the number of pieces of text."""
+    """Returns the number of tokens that the server reports, or the number of pieces of text."""
     return outcome.output_len or len(outcome.times_s)
 
 
 def is_good(outcome: Outcome, objectives_ms: Mapping[str, float]) -> bool:
-    """Returns whether the request met its objectives. Best effort has none, except to be answered."""
+    """Returns whether the request met its objectives. Best effort only has to be answered."""
     return is_whole(outcome) and (outcome.tier == "be" or times_of(outcome).meets(objectives_ms))
 
 
@@ -150,7 +152,7 @@ def _share(outcomes: Sequence[Outcome], good: Sequence[Outcome], tier: str) -> f
 
 
 def _seconds(whole: Sequence[Outcome], times_s: Iterable[float]) -> NDArray[np.int64]:
-    """Returns for each time in which second of the run it is; the run starts with the first request."""
+    """Returns the second of the run that each time falls in. The run starts with the first request."""
     begun_s = min((each.start_s for each in whole), default=0.0)
     return np.floor(np.array(list(times_s)) - begun_s).astype(np.int64)
 
@@ -161,8 +163,7 @@ def _most_tokens_in_a_second(whole: Sequence[Outcome]) -> float:
 
 
 def _most_requests_in_a_second(whole: Sequence[Outcome]) -> int:
-    """Returns vLLM's peak of concurrent requests: the most requests that ran in the same second, though not at one
-    moment."""
+    """Returns the peak of concurrent requests as vLLM counts it: the most that ran within the same second."""
     first = _seconds(whole, (each.start_s for each in whole))
     last = _seconds(whole, (each.times_s[-1] for each in whole))
     here = [second for begin, end in zip(first, last, strict=True) for second in range(begin, end + 1)]

@@ -1,4 +1,4 @@
-"""Does a run, from making the workload to saving the results."""
+"""Runs a benchmark of one server, from making the workload to saving the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from alignedserve.bench.client import Client, Outcome, first_model
 from alignedserve.bench.config import BenchConfig
-from alignedserve.bench.plot import check_plot, draw
+from alignedserve.bench.plot import draw, figure_class
 from alignedserve.bench.report import result_json, save, table
 from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import Item, make_workload
@@ -24,10 +24,12 @@ CONNECT_TIMEOUT_S = 30.0
 
 
 def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the results, which have been printed, and saved and drawn if the user asked for that. Raises ValueError
-    for settings that can't work."""
+    """Runs the benchmark, prints the results, and saves and draws them if the settings say so. Returns the results.
+
+    Raises ValueError for settings that can't work.
+    """
     if config.plot:
-        check_plot()
+        figure_class()
     items = make_workload(config)
     model, outcomes, duration_s = asyncio.run(_ask(config, items))
     results = evaluate(outcomes, duration_s, config.objectives, config.percentiles)
@@ -43,13 +45,17 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
+def http_client(timeout_s: float, api_key: str | None) -> httpx.AsyncClient:
+    """Returns a client without a limit on connections: the load generator has its own."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+    return httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
+
+
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:
     key = config.api_key or os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # The client bounds the number of connections itself, so there is no limit here.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(config.request_timeout_s, connect=CONNECT_TIMEOUT_S)
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False) as http:
+    async with http_client(config.request_timeout_s, key) as http:
         model = config.model or await first_model(http, config.url)
         with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
             outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())

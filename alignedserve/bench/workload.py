@@ -1,4 +1,4 @@
-"""Which requests are sent, and when: decided by the seed before anything is sent."""
+"""Makes the requests of a run and their arrival times from the seed, before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Item:
-    # The seconds after the start of the run.
+    # Seconds after the start of the run.
     due_s: float
     # "rt" or "be".
     tier: str
     prompt: str | list[int] | Messages
-    # The most output tokens; None: the model ends the answer.
+    # Maximum output tokens; None lets the model end the answer.
     max_tokens: int | None
-    # The tokens of the prompt, as far as they are known before the server reports them.
+    # Prompt tokens, as far as they are known before the server reports them.
     prompt_len: int
-    # The right answer, if there is one.
+    # The correct answer, if there is one.
     answer: str | None = None
 
 
@@ -44,6 +44,7 @@ class _Question:
 
 
 def make_workload(config: BenchConfig) -> list[Item]:
+    """Returns the requests of a run. Raises ValueError for an unusable file."""
     rng = random.Random(config.seed)
     tokenizer = Tokenizer.from_directory(config.tokenizer) if config.tokenizer else None
     trace = _read_trace(config) if config.dataset_name == "azure" else None
@@ -57,9 +58,11 @@ def make_workload(config: BenchConfig) -> list[Item]:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
-    """Returns arrival times whose gaps have a Gamma distribution: of shape 1 (Poisson), less (bursts), or more
-    (steadier). They are scaled so that the last request comes when it is due: a run's rate is the one that was asked
-    for."""
+    """Returns arrival times in seconds, with Gamma-distributed gaps.
+
+    A burstiness of 1 is Poisson, less is burstier, more is steadier. The times are scaled so that the run has exactly
+    the requested rate.
+    """
     if math.isinf(rate):
         return [0.0] * count
     if math.isinf(burstiness):
@@ -69,7 +72,7 @@ def arrival_times(count: int, rate: float, burstiness: float, rng: random.Random
 
 
 def choose_tiers(count: int, be_share: float, rng: random.Random) -> list[str]:
-    """Returns the tiers in random order, with exactly that share of best effort."""
+    """Returns tiers in random order, with exactly this share of best effort."""
     num_be = round(count * be_share)
     tiers = ["be"] * num_be + ["rt"] * (count - num_be)
     rng.shuffle(tiers)
@@ -138,7 +141,7 @@ def _task(config: BenchConfig, rng: random.Random) -> _Question:
 
 
 def _read_jsonl(config: BenchConfig) -> list[_Question]:
-    """Returns as many questions as are needed: it starts again at the first when the file has fewer."""
+    """Returns the needed number of questions. A file with fewer is repeated."""
     assert config.dataset_path
     path = Path(config.dataset_path)
     lines = enumerate(path.read_text().splitlines(), 1)

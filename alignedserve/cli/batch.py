@@ -1,4 +1,4 @@
-"""`alignedserve batch`: files of requests to files of answers, by a server that runs or by one of its own."""
+"""`alignedserve batch`: turns files of requests into files of answers, with a running server or one that it starts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
+from alignedserve.cli.command import Group
 from alignedserve.cli.output_file import OutputFile, is_replaced
 
 if TYPE_CHECKING:
@@ -20,35 +21,40 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT = OutputFile()
 
-Command = Callable[..., Any]
+Decorated = Callable[..., Any]
 
 
-def server_options(default_url: str | None) -> Callable[[Command], Command]:
-    def add(command: Command) -> Command:
-        command = click.option("--api-key", envvar="OPENAI_API_KEY", help="[env: OPENAI_API_KEY]")(command)
-        text = "of the server" if default_url else "of a server that runs [default: one is started]"
+def server_options(default_url: str | None) -> Callable[[Decorated], Decorated]:
+    def add(command: Decorated) -> Decorated:
+        text = "API key of the server [default: $OPENAI_API_KEY]"
+        command = click.option("--api-key", envvar="OPENAI_API_KEY", help=text)(command)
+        text = "URL of the server" if default_url else "URL of a running server [default: start one]"
         return click.option("--url", default=default_url, show_default=bool(default_url), help=text)(command)
 
     return add
 
 
-def job_options(command: Command) -> Command:
+def job_options(command: Decorated) -> Decorated:
     command = click.option(
-        "--completion-window", default="24h", show_default=True, help="from 10m to 7d: the job's deadline"
+        "--completion-window", default="24h", show_default=True, help="deadline of the job, from 10m to 7d"
     )(command)
-    text = "of the requests [default: the first line's]"
+    text = "endpoint of the requests [default: the one in the first line]"
     return click.option("--endpoint", help=text)(command)
 
 
-@click.group("batch")
+@click.group("batch", cls=Group)
 def command() -> None:
     """Run files of requests as batch jobs."""
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
-@click.option("-i", "--input", "source", type=INPUT, required=True, help="requests, a line of JSON each")
-@click.option("-o", "--output", type=OUTPUT, required=True, help="where the answers go")
-@click.option("-e", "--errors", type=OUTPUT, help="where errors go [default: the output, and .errors]")
+@click.option(
+    "-i", "--input", "source", type=INPUT, required=True, help="file of requests, one JSON object a line"
+)
+@click.option("-o", "--output", type=OUTPUT, required=True, help="file for the answers")
+@click.option(
+    "-e", "--errors", type=OUTPUT, help="file for errors [default: the output file's name and .errors]"
+)
 @job_options
 @server_options(None)
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
@@ -62,15 +68,17 @@ def run(
     api_key: str | None,
     serve_options: tuple[str, ...],
 ) -> None:
-    """Answer all of a file and wait for it.
+    """Answer a file of requests, and wait until it is done.
 
-    Without --url a server is started for it, and SERVE_OPTIONS, a model among them, are those of `alignedserve serve`.
+    Without --url, this command starts a server and stops it at the end. SERVE_OPTIONS are the model and the options of
+    `alignedserve serve`. The job is kept with --state-dir DIR: after a crash, a server with the same DIR resumes it.
+    Without --state-dir, the server's files are temporary.
     """
     from alignedserve.cli.batch_client import connected, own_server
 
     _check_places(source, output, errors)
     if url and serve_options:
-        raise click.UsageError(f"{' '.join(serve_options)}: unknown; only a server of its own takes options")
+        raise click.UsageError(f"{' '.join(serve_options)}: options of serve can't be combined with --url")
     if url is not None:
         with connected(url, api_key) as client:
             _run(client, source, output, errors, endpoint, completion_window)
@@ -81,13 +89,13 @@ def run(
 
 @command.command("submit")
 @click.argument("source", type=INPUT)
-@click.option("--wait", is_flag=True, help="until it is over")
+@click.option("--wait", is_flag=True, help="wait until the batch has ended")
 @job_options
 @server_options(DEFAULT_URL)
 def submit(
     source: Path, wait: bool, endpoint: str | None, completion_window: str, url: str, api_key: str | None
 ) -> None:
-    """Upload a file of requests, make a batch of it, and print its id."""
+    """Upload a file of requests, create a batch, and print its id."""
     from alignedserve.cli.batch_client import connected
 
     with connected(url, api_key) as client:
@@ -99,10 +107,10 @@ def submit(
 
 @command.command("status")
 @click.argument("batch_id")
-@click.option("--wait", is_flag=True, help="until it is over")
+@click.option("--wait", is_flag=True, help="wait until the batch has ended")
 @server_options(DEFAULT_URL)
 def status(batch_id: str, wait: bool, url: str, api_key: str | None) -> None:
-    """Print the batch, as the server describes it, and when it will be done."""
+    """Print a batch as JSON, and when the server expects it to be done."""
     from alignedserve.cli.batch_client import connected, estimate_of
 
     with connected(url, api_key) as client:
@@ -114,10 +122,10 @@ def status(batch_id: str, wait: bool, url: str, api_key: str | None) -> None:
 
 
 @command.command("list")
-@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="number of batches")
 @server_options(DEFAULT_URL)
 def list_command(limit: int, url: str, api_key: str | None) -> None:
-    """Print the newest batches, a line each."""
+    """Print the newest batches, one a line."""
     from alignedserve.cli.batch_client import connected
 
     with connected(url, api_key) as client:
@@ -129,10 +137,10 @@ def list_command(limit: int, url: str, api_key: str | None) -> None:
 
 @command.command("cancel")
 @click.argument("batch_id")
-@click.option("--wait", is_flag=True, help="until it is over")
+@click.option("--wait", is_flag=True, help="wait until the batch has ended")
 @server_options(DEFAULT_URL)
 def cancel(batch_id: str, wait: bool, url: str, api_key: str | None) -> None:
-    """Cancel a batch; what is answered stays."""
+    """Cancel a batch. Finished answers are kept."""
     from alignedserve.cli.batch_client import connected
 
     with connected(url, api_key) as client:
@@ -142,14 +150,16 @@ def cancel(batch_id: str, wait: bool, url: str, api_key: str | None) -> None:
 
 @command.command("results")
 @click.argument("batch_id")
-@click.option("-o", "--output", type=OUTPUT, required=True, help="where the answers go")
-@click.option("-e", "--errors", type=OUTPUT, help="where errors go [default: the output, and .errors]")
-@click.option("--wait", is_flag=True, help="until it is over")
+@click.option("-o", "--output", type=OUTPUT, required=True, help="file for the answers")
+@click.option(
+    "-e", "--errors", type=OUTPUT, help="file for errors [default: the output file's name and .errors]"
+)
+@click.option("--wait", is_flag=True, help="wait until the batch has ended")
 @server_options(DEFAULT_URL)
 def results(
     batch_id: str, output: Path, errors: Path | None, wait: bool, url: str, api_key: str | None
 ) -> None:
-    """Download what a batch that is over has answered."""
+    """Download the answers of a batch that has ended."""
     from alignedserve.cli.batch_client import connected
 
     _check_places(None, output, errors)
@@ -158,7 +168,7 @@ def results(
         if wait:
             batch = client.wait(batch)
         if not batch["output_file_id"] and not batch["error_file_id"]:
-            raise click.ClickException(f"batch {batch_id} is {batch['status']}, and has no results")
+            raise click.ClickException(f"batch {batch_id} is {batch['status']} and has no results")
         _download(client, batch, output, errors)
 
 
@@ -185,7 +195,7 @@ def _download(client: BatchClient, batch: dict[str, Any], output: Path, errors: 
 
 
 def _check_places(source: Path | None, output: Path, errors: Path | None) -> None:
-    """Raises UsageError where one file would be written over another, or can't have its name."""
+    """Raises UsageError if a file would overwrite another one, or if its name is not allowed."""
     places = [output, errors or _beside(output)]
     for place in places:
         try:
@@ -193,19 +203,19 @@ def _check_places(source: Path | None, output: Path, errors: Path | None) -> Non
         except FileNotFoundError:
             continue
         except OSError as error:
-            hint = "" if place in (output, errors) else ": --errors has to say where errors go"
+            hint = "" if place in (output, errors) else ": name a file for errors with --errors"
             raise click.UsageError(f"{place}: {error.strerror}{hint}") from None
     if errors is None and not is_replaced(output):
-        raise click.UsageError(f"{output} is no plain file: --errors has to say where errors go")
+        raise click.UsageError(f"{output} is no plain file: name a file for errors with --errors")
     plain = [each.resolve() for each in places if is_replaced(each)]
     if len(set(plain)) < len(plain):
         raise click.UsageError(f"{output}: answers and errors must go to different files")
     if source is not None and source.resolve() in plain:
-        raise click.UsageError(f"{source}: is the input, and would be written over")
+        raise click.UsageError(f"{source}: is the input, and would be overwritten")
 
 
 def _beside(output: Path) -> Path:
-    """Returns where errors go unless they are told."""
+    """Returns the default file for errors."""
     return output.parent / f"{output.name}.errors"
 
 
@@ -214,11 +224,11 @@ def _check_completed(batch: dict[str, Any]) -> None:
     for each in problems:
         _say(f"line {each['line']}: {each['message']}" if each["line"] else each["message"])
     if batch["status"] != "completed":
-        raise click.ClickException(f"batch {batch['id']} is {batch['status']}")
+        raise click.ClickException(f"batch {batch['id']}: {batch['status']}")
     if failed := batch["request_counts"]["failed"]:
         raise click.ClickException(f"{failed} of {batch['request_counts']['total']} lines failed")
 
 
 def _say(line: str) -> None:
-    # Above a progress bar, where there is one.
+    # Above the progress bar, if there is one.
     tqdm.write(line, file=sys.stderr)

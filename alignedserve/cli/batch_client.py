@@ -1,4 +1,4 @@
-"""The Files and Batches API as the commands use it, and a server for one of them."""
+"""A client of the Files and Batches API, and a server that a command starts for itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from typing import IO, Any
 
 import click
 import httpx
-from tqdm import tqdm
 
-from alignedserve.cli.http import http_client, refusal
+from alignedserve.cli.http import away, http_client, refusal
 from alignedserve.cli.options import writing
 from alignedserve.cli.output_file import whole_file
+from alignedserve.cli.progress import bar
 
 Json = dict[str, Any]
 
+# Seconds between two requests for the state of a batch.
 _POLL_S = 0.5
-# The seconds for which a server may be away, for instance because it is started again.
+# Seconds for which the server may be unreachable, for instance during a restart.
 _PATIENCE_S = 120.0
 _OVER = ("failed", "completed", "expired", "cancelled")
 
@@ -56,27 +57,39 @@ class BatchClient:
         return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
 
     def wait(self, batch: Json) -> Json:
-        """Waits until the batch is over, with a progress bar, and across restarts of the server."""
-        last_heard_s = time.monotonic()
-        with tqdm(total=None, unit="line", desc=batch["id"]) as bar:
+        """Waits until the batch has ended, and returns it. A restart of the server does not interrupt the wait.
+
+        A terminal gets a progress bar. Anything else gets one line per status of the batch.
+        """
+        last_answer_s = time.monotonic()
+        last_status = ""
+        with bar(None, batch["id"], "line") as shown:
             while True:
                 counts = batch["request_counts"]
-                bar.total = counts["total"] or None
-                bar.n = counts["completed"] + counts["failed"]
-                bar.set_postfix_str(f"{batch['status']}, {counts['failed']} failed{_until(batch)}")
+                num_done = counts["completed"] + counts["failed"]
+                shown.total = counts["total"] or None
+                shown.n = num_done
+                shown.set_postfix_str(f"{batch['status']}, {counts['failed']} failed{_until(batch)}")
+                if shown.disable and batch["status"] != last_status:
+                    last_status = batch["status"]
+                    lines = f"{num_done}/{counts['total']} lines, {counts['failed']} failed"
+                    click.echo(f"{batch['id']}: {last_status}, {lines}", err=True)
                 if batch["status"] in _OVER:
                     return batch
                 time.sleep(_POLL_S)
                 try:
                     batch = self.batch(batch["id"])
-                    last_heard_s = time.monotonic()
+                    last_answer_s = time.monotonic()
                 except ServerAway as error:
-                    if time.monotonic() - last_heard_s > _PATIENCE_S:
+                    if time.monotonic() - last_answer_s > _PATIENCE_S:
                         raise click.ClickException(str(error)) from None
 
     def download(self, file_id: str, path: Path) -> int:
-        """Downloads the file to `path`, and returns how many bytes it has. A plain file gets all of it or is left as
-        it was; what else there is, such as a pipe or a device, gets what comes (output_file.py)."""
+        """Downloads the file to `path`, and returns its number of bytes.
+
+        A plain file gets the whole content or keeps its old one. A pipe or a device is written as data arrives
+        (output_file.py).
+        """
         try:
             with (
                 self._http.stream("GET", f"/v1/files/{file_id}/content") as answer,
@@ -89,13 +102,13 @@ class BatchClient:
                 return sum(file.write(piece) for piece in answer.iter_bytes())
         except httpx.TransportError as error:
             reason = error or type(error).__name__
-            raise click.ClickException(f"{path}: {file_id} has not come completely: {reason}") from None
+            raise click.ClickException(f"{path}: the download of {file_id} is incomplete: {reason}") from None
 
     def _ask(self, method: str, path: str, **options: Any) -> Json:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.TransportError as error:
-            raise ServerAway(f"{self._http.base_url}: {error or type(error).__name__}") from None
+            raise ServerAway(away(self._http, error)) from None
         if answer.is_error:
             raise _failure(answer)
         found: Json = answer.json()
@@ -103,14 +116,14 @@ class BatchClient:
 
 
 def estimate_of(batch: Json) -> str:
-    """Returns how far the batch is and when it will be done, as the server estimates it; "" if it does not say."""
+    """Returns the batch's progress and the server's estimate of its end; "" without an estimate."""
     said = batch.get("alignedserve") or {}
     at = said.get("estimated_completion_at")
     if at is None:
         return ""
     left_s = max(0, round(at - time.time()))
     left = f"{left_s} s" if left_s < 120 else f"{round(left_s / 60)} min"
-    verdict = "" if at <= batch["expires_at"] else ", which is after its window"
+    verdict = "" if at <= batch["expires_at"] else ", after its window has ended"
     return f"{said['progress']:.0%} done, {left} left, until {_clock(at)}{verdict}"
 
 
@@ -120,14 +133,14 @@ def _until(batch: Json) -> str:
 
 
 def _clock(at: float) -> str:
-    """Returns the time of the day here, with the date if that is another day."""
+    """Returns the local time, with the date if it is not today."""
     when = time.localtime(at)
     is_today = when[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", when)
 
 
 class ServerAway(click.ClickException):
-    """The server can't be reached, but may be back in a moment."""
+    """The server can't be reached, perhaps only for a moment."""
 
 
 def _failure(answer: httpx.Response) -> click.ClickException:
@@ -140,7 +153,7 @@ def _endpoint_of(source: Path) -> str:
     try:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
-        raise click.ClickException(f"{source}: its first line is not a request with a url") from None
+        raise click.ClickException(f"{source}: the first line is not a request with a url") from None
 
 
 @contextmanager
@@ -151,37 +164,43 @@ def connected(url: str, api_key: str | None) -> Iterator[BatchClient]:
 
 @contextmanager
 def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
-    """Starts a server with a state of its own and yields its URL; both are gone afterwards."""
+    """Starts a server with these options of `serve`, yields its URL, and stops it.
+
+    Without --port it gets a free port. Without --state-dir its state is temporary.
+    """
     from alignedserve.launch.ports import free_port
 
-    port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="batch-", dir="/tmp") as state:
-        # What goes well in the server is not what the user has asked for, unless they say so.
-        quiet, own = ["--log-level", "warning"], ["--port", str(port), "--state-dir", state]
-        command = [sys.executable, "-m", "alignedserve", "serve", *quiet, *options, *own]
+        # The last of several values counts, so the user's options come after these.
+        own = ["--log-level", "warning", "--port", str(free_port("127.0.0.1")), "--state-dir", state]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [sys.executable, "-m", "alignedserve", "serve", *own, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         try:
             assert process.stdout
-            _until_ready(process.stdout, say)
-            yield f"http://127.0.0.1:{port}"
+            yield _until_ready(process.stdout, say)
         finally:
             process.terminate()
             process.wait()
 
 
-def _until_ready(output: IO[str], say: Callable[[str], None]) -> None:
-    """Returns when the server is ready. Later output of the server is passed on as well."""
-    ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
+def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
+    """Passes on the server's output, now and later. Returns the server's URL when it is ready."""
+    ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         for line in output:
             say(line.rstrip())
             if "ready after" in line:
-                ready.put(True)
-        ready.put(False)
+                ready.put(line.split()[-1].removesuffix("/v1"))
+        ready.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    if not ready.get():
-        raise click.ClickException("the server has not started")
+    url = ready.get()
+    if url is None:
+        raise click.ClickException("the server did not start")
+    return url

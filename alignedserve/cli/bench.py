@@ -1,10 +1,13 @@
-"""`alignedserve bench`: measures, and prints one JSON line."""
+"""`alignedserve bench`: measures the engine, a server, or two servers side by side."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from alignedserve.bench.compare_config import CompareConfig
 from alignedserve.bench.config import BenchConfig
-from alignedserve.cli.options import engine_options, options_of, writing
+from alignedserve.cli.command import Command, Group
+from alignedserve.cli.help_groups import BENCH_COMPARE, BENCH_ENGINE, BENCH_SERVE
+from alignedserve.cli.options import EngineCommand, engine_options, options_of, writing
 from alignedserve.cli.output_file import OutputFile
+from alignedserve.cli.progress import bar, busy
 
 if TYPE_CHECKING:
     from alignedserve import LLM
@@ -22,24 +29,24 @@ if TYPE_CHECKING:
 AT_LEAST_ONE = click.IntRange(min=1)
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
-    """Measure the engine, or any server."""
+    """Measure the engine or servers."""
 
 
-@command.command("engine")
-@click.argument("model")
-@click.option("--num-prompts", type=AT_LEAST_ONE, default=32, show_default=True)
-@click.option("--input-len", type=AT_LEAST_ONE, default=128, show_default=True, help="prompt tokens")
-@click.option("--output-len", type=AT_LEAST_ONE, default=128, show_default=True, help="output tokens")
-@click.option("--mix", help="long=SHARE:TOKENS, e.g. long=0.125:2048: some prompts are longer")
+@command.command("engine", cls=EngineCommand, groups=BENCH_ENGINE)
+@click.argument("model", required=False)
+@click.option("--num-prompts", type=AT_LEAST_ONE, default=32, show_default=True, help="number of prompts")
+@click.option("--input-len", type=AT_LEAST_ONE, default=128, show_default=True, help="tokens per prompt")
+@click.option("--output-len", type=AT_LEAST_ONE, default=128, show_default=True, help="tokens per answer")
+@click.option("--mix", help="a share of longer prompts, as in long=0.125:2048")
 @click.option(
-    "--runs", type=AT_LEAST_ONE, default=3, show_default=True, help="measured runs, after one to warm up"
+    "--runs", type=AT_LEAST_ONE, default=3, show_default=True, help="measured runs after a warm-up run"
 )
-@click.option("--out", type=OutputFile(), help="append the JSON line to this file too")
+@click.option("--out", type=OutputFile(), help="file to append the JSON line to")
 @engine_options
 def engine(
-    model: str,
+    model: str | None,
     num_prompts: int,
     input_len: int,
     output_len: int,
@@ -48,13 +55,23 @@ def engine(
     out: Path | None,
     **options: Any,
 ) -> None:
-    """Output tokens per second of offline generation on random token ids, the same in each run: nothing is cached."""
-    from alignedserve import LLM
+    """Measure the output tokens per second of offline generation, and print one JSON line.
+
+    Prompts are random token ids, and nothing is cached. Without MODEL, the demo model is measured.
+    """
+    from alignedserve import LLM, demo
 
     lengths = prompt_lengths(num_prompts, input_len, mix)
-    llm = LLM(model, **{**options, "skip_tokenizer_init": True, "enable_prefix_caching": False})
+    model = model or demo.NAME
+    with busy("Loading the model"):
+        llm = LLM(model, **{**options, "skip_tokenizer_init": True, "enable_prefix_caching": False})
     prompts = random_prompts(lengths, llm.engine.vocabulary.size)
-    rates = [_rate(llm, prompts, output_len) for _ in range(runs + 1)][1:]
+    rates = []
+    with bar(runs + 1, "Measuring", "run", bool(options["use_tqdm"])) as shown:
+        for _ in range(runs + 1):
+            rates.append(_rate(llm, prompts, output_len))
+            shown.update()
+    del rates[0]
     settings = {"model": model, "num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
     limits = {"max_num_seqs": llm.config.max_num_seqs, "max_model_len": llm.engine.max_model_len}
     rate = {"engine": "alignedserve", "output_tokens_per_s": statistics.median(rates), "rates": rates}
@@ -65,21 +82,66 @@ def engine(
             file.write(line + "\n")
 
 
-@command.command("serve")
+@command.command("serve", cls=Command, groups=BENCH_SERVE)
 @click.argument("more_goodput", nargs=-1, metavar="")
-@options_of(BenchConfig)
-def serve(more_goodput: tuple[str, ...], **options: Any) -> None:
+@options_of(BenchConfig, without=["plot"])
+@click.option("--plot", type=OutputFile(), help="PNG file to draw, with TTFT, TPOT, and attainment over time")
+def serve(more_goodput: tuple[str, ...], plot: Path | None, **options: Any) -> None:
     """Send requests to an OpenAI-compatible server and measure its answers."""
+    from alignedserve.bench.plot import figure_class
     from alignedserve.bench.run import run
 
     if more_goodput:
-        # For "--goodput ttft:200 tpot:50" click takes only the first value as part of the option.
+        # In "--goodput ttft:200 tpot:50", click takes only the first value as part of the option.
         if options["goodput"] is None:
             raise click.UsageError(f"unexpected {' '.join(more_goodput)}")
         options["goodput"] = " ".join([options["goodput"], *more_goodput])
-    found = run(BenchConfig(**options), click.echo)
+    if plot:
+        figure_class()
+    found = run(BenchConfig(**options, plot=str(plot) if plot else None), click.echo)
     if not found["completed"]:
         raise click.ClickException("no request was answered")
+
+
+@command.command("compare", cls=Command, groups=BENCH_COMPARE)
+@click.argument("urls", nargs=-1, required=True, metavar="URL URL")
+@options_of(CompareConfig)
+@click.option("--output", type=OutputFile(), help="JSON file to write, with all settings and figures")
+@click.option(
+    "--plot", type=OutputFile(), help="PNG file to draw, with chat and batch figures of each server"
+)
+def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **options: Any) -> None:
+    """Compare servers at chat alone and at chat beside a batch job.
+
+    Each URL is that of an OpenAI-compatible server. The servers get the same requests, one server after the other. On a
+    server without a batch API, best effort is sent as plain requests.
+    """
+    from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict
+    from alignedserve.bench.plot import figure_class
+
+    if plot:
+        figure_class()
+    config = CompareConfig(**options)
+    servers = servers_of(config, urls, os.environ.get("OPENAI_API_KEY"))
+    found = []
+    for server in servers:
+        found.append(asyncio.run(measure(config, server, lambda total, title: bar(total, title, "req"))))
+        if not sys.stderr.isatty():
+            click.echo(f"{server.label}: measured", err=True)
+    for line in (*table(found), "", *remarks(found, config), verdict(found)):
+        click.echo(line)
+    if output:
+        settings = {name: value for name, value in options.items() if name != "api_key"}
+        whole = {"settings": settings, "servers": [each.as_dict() for each in found]}
+        with writing(output):
+            output.write_text(json.dumps(whole, indent=1) + "\n")
+    if plot:
+        from alignedserve.bench.compare_plot import draw
+
+        with writing(plot):
+            draw(found, plot)
+    if not all(each.alone.completed and each.beside.completed for each in found):
+        raise click.ClickException("a server answered no request")
 
 
 def prompt_lengths(num_prompts: int, input_len: int, mix: str | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""`alignedserve chat`: talk to a server from a terminal, or a line at a time through a pipe."""
+"""`alignedserve chat`: chats with a server in a terminal, or one line at a time through a pipe."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from alignedserve import demo
 from alignedserve.cli.batch import DEFAULT_URL, server_options
+from alignedserve.cli.command import Command, OneOf
 
 if TYPE_CHECKING:
     from alignedserve.cli.chat_client import Answer, Conversation
 
 TIERS = ("auto", "default", "priority", "flex")
 HELP = """\
-/clear        begin anew
-/system TEXT  another system prompt from here on; without TEXT: none
-/help         this
-/quit         end, as Ctrl-D does
+/clear        start a new chat
+/system TEXT  change the system prompt; without TEXT: remove it
+/help         show this help
+/quit         end the chat, like Ctrl-D
 Ctrl-C stops an answer."""
-# Control characters, which move a terminal's cursor and more; new lines and tabs are text.
+# Control characters, which can steer a terminal. New lines and tabs are text.
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t")
 
 
-@click.command("chat")
+@click.command("chat", cls=Command)
 @server_options(DEFAULT_URL)
-@click.option("--model-name", help="[default: the server's first]")
-@click.option("--system-prompt", help="what the model is told before all else")
-@click.option("-q", "--quick", metavar="TEXT", help="one message: print the answer and end")
-@click.option("--service-tier", type=click.Choice(TIERS), help="flex: best effort; the others: real time")
-@click.option("--temperature", type=float)
-@click.option("--max-tokens", type=int, help="of an answer")
-@click.option("--seed", type=int)
-@click.option("--stats", is_flag=True, help="after each answer, what it took")
+@click.option("--model-name", help="model to use [default: the first that the server lists]")
+@click.option("--system-prompt", help="system prompt of the chat")
+@click.option("-q", "--quick", metavar="TEXT", help="send one message, print the answer and exit")
+@click.option("--service-tier", type=OneOf(TIERS), help="flex is best effort; the others are real time")
+@click.option(
+    "--temperature",
+    type=float,
+    help="sampling temperature [default: 0 for the demo model, else the server's]",
+)
+@click.option("--max-tokens", type=int, help="maximum tokens of an answer")
+@click.option("--seed", type=int, help="seed for sampling")
+@click.option("--stats", is_flag=True, help="print times and token counts after each answer")
 def command(
     url: str,
     api_key: str | None,
@@ -43,19 +49,22 @@ def command(
     stats: bool,
     **options: Any,
 ) -> None:
-    """Talk to a server that runs. Without a terminal, each line of the input is a message."""
+    """Chat with a running server. If the input is not a terminal, each of its lines is a message."""
     from alignedserve.cli.chat_client import ChatClient, Conversation, Refused, find_model
     from alignedserve.cli.http import http_client
 
     given = {name: value for name, value in options.items() if value is not None}
     with http_client(url, api_key) as http:
         try:
-            client = ChatClient(http, find_model(http, model_name), given)
+            model = find_model(http, model_name)
+            # At temperature 1 a model of this size often miscounts.
+            greedy = {"temperature": 0.0} if model == demo.NAME else {}
+            client = ChatClient(http, model, greedy | given)
             chat = Conversation(client, system_prompt)
             if quick is not None:
                 _answer(chat, quick, stats)
             elif sys.stdin.isatty() and sys.stdout.isatty():
-                _say(f"{client.model} at {url}; /help says what else there is")
+                _say(f"{client.model} at {url}; /help lists commands")
                 _talk(chat, stats)
             elif not _pipe(chat, stats):
                 sys.exit(1)
@@ -65,7 +74,7 @@ def command(
 
 def _talk(chat: Conversation, stats: bool) -> None:
     with contextlib.suppress(ImportError):
-        # This import gives line editing, and a history of lines.
+        # This import adds line editing and a history of lines.
         import readline  # noqa: F401
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while (line := input("> ").strip()) != "/quit":

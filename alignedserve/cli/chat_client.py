@@ -1,4 +1,4 @@
-"""A chat with a server: the messages so far, and the next answer as it comes."""
+"""A chat with a server: it keeps the messages and streams the answers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from urllib.parse import quote
 
 import httpx
 
-from alignedserve.cli.http import refusal
+from alignedserve.cli.http import away, refusal
 from alignedserve.protocol.sse import EventReader
 
 Json = dict[str, Any]
 
-# The end of an answer that was stopped, so that the model knows that too.
+# The end of an answer that the user stopped. The model sees it as well.
 STOPPED = "[stopped]"
 
 
 class Refused(Exception):
-    """There is no answer, or only a part of one; the message is for the user."""
+    """There is no answer, or only a part of one. The message is for the user."""
 
 
 @dataclass
 class Answer:
     text: str = ""
-    # These are 0 until the server reports them.
+    # Reported by the server at the end; 0 until then.
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
-    # The seconds until the first and the last piece of text came.
+    # Seconds until the first and the last piece of text arrived.
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -47,14 +47,13 @@ class Answer:
 
 class ChatClient:
     def __init__(self, http: httpx.Client, model: str, options: Json) -> None:
-        """`options` are those of each request, besides its messages."""
+        """`options` are the parameters of each request besides its messages."""
         self.model = model
         self._http = http
         self._options = options
 
     def answer(self, messages: list[Json], answer: Answer) -> Generator[str, None, None]:
-        """Yields the pieces of the answer, and fills `answer` meanwhile. Closing the generator early ends the request.
-        Raises Refused."""
+        """Yields the answer's pieces and fills `answer`. Closing the generator ends the request. Raises Refused."""
         asked = {"model": self.model, "messages": messages, "stream": True, **self._options}
         asked["stream_options"] = {"include_usage": True}
         begun_s = time.perf_counter()
@@ -80,8 +79,10 @@ class Conversation:
         self._turns: list[Json] = []
 
     def ask(self, text: str, show: Callable[[str], object]) -> Answer:
-        """Asks, and adds question and answer to the messages. If it raises Refused, the question is not kept. After a
-        KeyboardInterrupt the part of the answer that has come is kept."""
+        """Sends a question and adds it, with its answer, to the messages.
+
+        If it raises Refused, the question is not kept. After a KeyboardInterrupt, the partial answer is kept.
+        """
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         answer = Answer()
@@ -106,7 +107,7 @@ class Conversation:
 
 
 def find_model(http: httpx.Client, name: str | None) -> str:
-    """Returns the named model, if the server has it, or its first one if no name is given. Raises Refused."""
+    """Returns the named model or, without a name, the server's first one. Raises Refused if there is none."""
     path = "/v1/models" if name is None else f"/v1/models/{quote(name)}"
     try:
         response = http.get(path)
@@ -120,22 +121,15 @@ def find_model(http: httpx.Client, name: str | None) -> str:
         raise Refused(f"{response.url}: lists no models; is it an OpenAI-compatible server?") from None
 
 
-def away(http: httpx.Client, error: httpx.TransportError) -> str:
-    url = str(http.base_url).rstrip("/")
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"{url}: no server answers there; `alignedserve serve` starts one, --url names another"
-    return f"{url}: {error or type(error).__name__}"
-
-
 def _events(response: httpx.Response) -> Iterator[Json]:
-    """Yields the events. Raises Refused when they end before the answer does."""
+    """Yields the events. Raises Refused if they end before the answer is complete."""
     reader = EventReader()
     for data in response.iter_bytes():
         for event in reader.feed(data):
             if event == b"[DONE]":
                 return
             yield _decoded(event)
-    raise Refused(f"{response.url}: the answer has broken off")
+    raise Refused(f"{response.url}: the answer broke off")
 
 
 def _decoded(event: bytes) -> Json:
@@ -144,7 +138,7 @@ def _decoded(event: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Refused(f"the server sent {event[:80]!r}, which is no event of a chat")
+        raise Refused(f"the server sent {event[:80]!r}, which is not a chat event")
     if error := found.get("error"):
         raise Refused(str(error.get("message", error) if isinstance(error, dict) else error))
     return found

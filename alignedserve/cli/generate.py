@@ -1,4 +1,4 @@
-"""`alignedserve generate`: answers to prompts, without a server."""
+"""`alignedserve generate`: answers prompts without a server."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Any
 
 import click
 
+from alignedserve.cli.help_groups import GENERATE
 from alignedserve.cli.options import EngineCommand, engine_options
+from alignedserve.cli.progress import busy
+from alignedserve.engine.lora_modules import parse_lora_modules
 
 
-@click.command("generate", cls=EngineCommand)
+@click.command("generate", cls=EngineCommand, groups=GENERATE)
 @click.argument("model", required=False)
-@click.option("--prompt", "-p", "prompts", multiple=True, help="a prompt; repeat for several")
-@click.option(
-    "--chat/--no-chat", default=None, help="through the model's chat template [default: if it has one]"
-)
-@click.option("--max-tokens", default=256, show_default=True)
-@click.option("--temperature", default=0.0, show_default=True)
-@click.option("--lora-name", help="which of --lora-modules answers [default: the model itself]")
+@click.option("--prompt", "-p", "prompts", multiple=True, help="a prompt; repeat for more")
+@click.option("--chat/--no-chat", default=None, help="use the model's chat template [default: if it has one]")
+@click.option("--max-tokens", default=256, show_default=True, help="maximum tokens of an answer")
+@click.option("--temperature", default=0.0, show_default=True, help="sampling temperature; 0 is greedy")
+@click.option("--lora-name", help="adapter to use, one of --lora-modules [default: none]")
 @engine_options
 def command(
     model: str | None,
@@ -28,13 +29,18 @@ def command(
     lora_name: str | None,
     **options: Any,
 ) -> None:
-    """Answer prompts with MODEL (the demo model if none is named) and print the answers."""
+    """Answer prompts with MODEL and print the answers. Without MODEL, the demo model answers."""
     from alignedserve import LLM, SamplingParams, demo
 
-    questions = list(prompts) or (list(demo.EXAMPLE_PROMPTS) if model is None else [])
+    questions = list(prompts) or (list(demo.EXAMPLE_PROMPTS) if model in (None, demo.NAME) else [])
     if not questions:
         raise click.UsageError("give at least one --prompt")
-    llm = LLM(model or str(demo.MODEL_DIR), **options)
+    adapters = [adapter.name for adapter in parse_lora_modules(options["lora_modules"])]
+    if lora_name is not None and lora_name not in adapters:
+        known = ", ".join(adapters) or "empty"
+        raise ValueError(f"lora_name={lora_name!r}: is not in --lora-modules, which are {known}")
+    with busy("Loading the model"):
+        llm = LLM(model or demo.NAME, **options)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     if chat or (chat is None and llm.get_tokenizer().has_chat_template):
         conversations = [[{"role": "user", "content": text}] for text in questions]

@@ -1,29 +1,37 @@
-"""How commands call a server's HTTP API."""
+"""The HTTP client that commands use, and its error messages."""
 
 from __future__ import annotations
 
 import httpx
 
-# The seconds for which a server may work on one answer.
+# Seconds that a server may take for one answer.
 TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 
 def http_client(url: str, api_key: str | None) -> httpx.Client:
-    """`url` may end with /v1 or not. Raises ValueError if it is no URL."""
+    """Returns a client. `url` may end with /v1. Raises ValueError for a malformed URL or key."""
     if api_key is not None and any(not "!" <= letter <= "~" for letter in api_key):
-        raise ValueError("api_key: a key must be of printable ASCII letters, without spaces")
+        raise ValueError("api_key: a key must consist of printable ASCII characters without spaces")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     return httpx.Client(base_url=_base_of(url), headers=headers, timeout=timeout)
 
 
 def refusal(answer: httpx.Response) -> str:
-    """Returns the reason, in the server's words if it gave any."""
+    """Returns why the server refused, in its own words if it sent any."""
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"{answer.url}: {answer.status_code} {answer.reason_phrase}"
+
+
+def away(http: httpx.Client, error: httpx.TransportError) -> str:
+    """Returns the message for a server that can't be reached."""
+    url = str(http.base_url).rstrip("/")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"{url}: no server answers there; `alignedserve serve` starts one, --url names another"
+    return f"{url}: {error or type(error).__name__}"
 
 
 def _base_of(url: str) -> str:

@@ -1,51 +1,54 @@
+"""The command `alignedserve`. A subcommand's module is imported when the subcommand is used."""
+
 from __future__ import annotations
 
 import importlib
-import sys
 
 import click
 
 import alignedserve
+from alignedserve.cli.command import Group
 
-# The module of each command, and its line of help.
-_COMMANDS = {
-    "generate": "alignedserve.cli.generate",
-    "batch": "alignedserve.cli.batch",
-    "bench": "alignedserve.cli.bench",
-    "chat": "alignedserve.cli.chat",
-    "doctor": "alignedserve.cli.doctor.command",
-    "serve": "alignedserve.cli.serve",
-    "profile": "alignedserve.cli.profile",
-    "predict-lengths": "alignedserve.cli.predict_lengths",
-    "replay": "alignedserve.cli.replay",
-    "restart": "alignedserve.cli.restart",
-    "simulate": "alignedserve.cli.simulate",
-    "top": "alignedserve.cli.top",
-    "vopr": "alignedserve.cli.vopr",
+# The line of help and the module of each command, in the order in which help lists them.
+COMMANDS = {
+    "serve": ("Serve a model over the OpenAI API.", "alignedserve.cli.serve"),
+    "chat": ("Chat with a running server.", "alignedserve.cli.chat"),
+    "generate": ("Answer prompts without a server.", "alignedserve.cli.generate"),
+    "batch": ("Run files of requests as batch jobs.", "alignedserve.cli.batch"),
+    "doctor": ("Check whether a model will run on this machine.", "alignedserve.cli.doctor.command"),
+    "top": ("Watch a running server.", "alignedserve.cli.top"),
+    "restart": ("Restart all processes of a running server.", "alignedserve.cli.restart"),
+    "simulate": ("Simulate a cluster under your traffic.", "alignedserve.cli.simulate"),
+    "bench": ("Measure the engine or servers.", "alignedserve.cli.bench"),
+    "profile": ("Measure iteration times for the cost model.", "alignedserve.cli.profile"),
+    "predict-lengths": ("Evaluate the length predictor.", "alignedserve.cli.predict_lengths"),
+    "dev": ("Commands for developers of AlignedServe.", "alignedserve.cli.dev"),
 }
+# Former names, which help does not list.
+FORMER = {"replay": "alignedserve.cli.replay", "vopr": "alignedserve.cli.vopr"}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
+        module = COMMANDS[name][1] if name in COMMANDS else FORMER.get(name)
+        if module is None:
             return None
-        command: click.Command = importlib.import_module(_COMMANDS[name]).command
+        command: click.Command = importlib.import_module(module).command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (text, _) in COMMANDS.items()])
 
-@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE"})
+
+@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE", "max_content_width": 100})
 @click.version_option(alignedserve.__version__)
 def cli() -> None:
-    """Serve large language models to real-time chat and best-effort documents at once."""
+    """Serve large language models for real-time chat and best-effort batch jobs at the same time."""
 
 
 def main() -> None:
-    try:
-        cli()
-    except ValueError as error:
-        # An error of the user is printed in one line; any other error keeps its traceback.
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(1)
+    cli()

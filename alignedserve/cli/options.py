@@ -1,4 +1,4 @@
-"""Command-line options made from configuration classes, which state names, defaults and help once."""
+"""Command-line options made from configuration classes, which hold names, defaults, choices and help."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
+from alignedserve.cli.command import Command, OneOf, one_of
 from alignedserve.engine.config import EngineConfig
 
-Command = Callable[..., Any]
+Decorated = Callable[..., Any]
 
-
-# Of these flags one may have several values, as vLLM's have: name=path or JSON, which no other argument looks like.
+# Flags that may be followed by several values, as in vLLM. Each value is name=path or JSON; no other argument looks
+# like that.
 _WITH_SEVERAL_VALUES = ("--lora-modules",)
 
 
-class EngineCommand(click.Command):
-    """A command with engine_options: a flag may be followed by all of its values."""
+class EngineCommand(Command):
+    """A command with engine_options. A flag may be followed by all of its values."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, flag_by_flag(args))
 
 
 def flag_by_flag(args: Sequence[str]) -> list[str]:
-    """Repeats a flag that is followed by several values before each of them."""
+    """Returns the arguments with a flag that has several values repeated before each of them."""
     found: list[str] = []
     flag = ""
     for arg in args:
@@ -46,36 +47,66 @@ def _is_value(arg: str) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever keeps the block from writing to `path`, a full disk for instance, is told in a line."""
+    """Reports any OSError in the block, such as a full disk, as one line about `path`."""
     try:
         yield
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror or error}") from error
 
 
-def engine_options(command: Command) -> Command:
-    """Adds one option for each field of EngineConfig except the model, which commands take as an argument."""
+def engine_options(command: Decorated) -> Decorated:
+    """Adds one option for each field of EngineConfig except the model, which is an argument of commands."""
     return options_of(EngineConfig)(command)
 
 
 def options_of(
     config_class: type[Any], without: Collection[str] = (), prefix: str = ""
-) -> Callable[[Command], Command]:
-    """Adds one option for each field that has a default and a help text, except those in `without`."""
+) -> Callable[[Decorated], Decorated]:
+    """Adds one option for each field that has a default and a help text, except those in `without`.
+
+    A field is `Annotated[type, help]`, or `Annotated[type, help, choices]`.
+    """
     hints = get_type_hints(config_class, include_extras=True)
 
-    def add(command: Command) -> Command:
+    def add(command: Decorated) -> Decorated:
         for field in reversed(fields(config_class)):
             has_help = get_origin(hints[field.name]) is Annotated
             if has_help and field.default is not MISSING and field.name not in without:
-                kind, text = get_args(hints[field.name])
-                command = _option(f"{prefix}{field.name}", kind, field.default, text)(command)
+                kind, text, *choices = get_args(hints[field.name])
+                name = f"{prefix}{field.name}"
+                command = _option(name, kind, field.default, text, *choices)(command)
         return command
 
     return add
 
 
-def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command], Command]:
+class PolicyName(click.types.StringParamType):
+    """The name of a policy, or package.module:Class."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from alignedserve.scheduling.policies import POLICIES
+
+        if ":" in str(value):
+            return str(value)
+        return one_of(self, str(value), POLICIES, param, ctx, ", or package.module:Class")
+
+
+class _Option(click.Option):
+    """Shows a switch that is on by default as --[no-]name, and one that is off as --name."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None or not self.secondary_opts:
+            return record
+        name = self.opts[0].removeprefix("--")
+        return (f"--[no-]{name}" if self.default else f"--{name}"), record[1]
+
+
+def _option(
+    name: str, kind: Any, default: Any, text: str, choices: Sequence[str] | None = None
+) -> Callable[[Decorated], Decorated]:
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
@@ -84,9 +115,22 @@ def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command]
     return click.option(
         flag,
         name,
-        type=plain,
+        cls=_Option,
+        type=OneOf(choices) if choices else PolicyName() if name == "policy" else plain,
         default=default,
         multiple=is_repeatable,
-        show_default=default is not None and not is_repeatable,
-        help=text,
+        help=text if "[default: " in text else f"{text}{_default_text(default)}",
     )
+
+
+def _default_text(default: Any) -> str:
+    match default:
+        case None | False | () | "":
+            return ""
+        case True:
+            return " [default: on]"
+        case float():
+            return f" [default: {default:g}]"
+        case tuple():
+            return f" [default: {', '.join(map(str, default))}]"
+    return f" [default: {default}]"

@@ -1,5 +1,7 @@
-"""The files that commands write. A plain file gets all that is written or stays as it was: a new one takes its place.
-Anything else, such as a device, a pipe, or an open file of this process (/dev/stdout), is written to as it is.
+"""Files that commands write.
+
+A plain file is replaced by a new one when the whole content is written, and stays unchanged otherwise. Anything else is
+written to directly: a device, a pipe, or an open file of this process (/dev/stdout).
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import Any, BinaryIO
 
 import click
 
-# The most links of a path that the system follows.
+# Maximum number of links in a path that the system follows.
 _MAX_LINKS = 40
 _PROC = Path("/proc")
 
 
 class OutputFile(click.Path):
-    """A path which is checked at once, and not only when all has been computed."""
+    """A path that is checked when the command line is parsed, before any work is done."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -33,29 +35,31 @@ class OutputFile(click.Path):
                 path.lstat()
             folder = path.resolve().parent
             if is_replaced(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
-                self.fail(f"'{folder}' is no directory that can be written to.", param, ctx)
+                self.fail(f"'{folder}' is not a directory that can be written to.", param, ctx)
         except (OSError, RuntimeError) as error:
-            # (Links that lead round in circles are a RuntimeError.)
+            # A cycle of links raises RuntimeError.
             self.fail(f"{path}: {getattr(error, 'strerror', error)}", param, ctx)
         return path
 
 
 def is_replaced(path: Path) -> bool:
-    """Returns whether a new file takes the place of what is there, or of nothing; False if that is written to."""
+    """Returns whether a new file takes this path; False if the existing file is written to."""
     return (os.path.isfile(path) or not os.path.exists(path)) and not _proc_link(path)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write. If `path` is replaced, it is what was written if the block ends without an error, and
-    otherwise what it was. Raises OSError."""
+    """Yields a file to write. Raises OSError.
+
+    A path that is replaced gets the new content if the block ends without an error, and is unchanged otherwise.
+    """
     if not is_replaced(path):
         with _written_to(path) as file:
             yield file
         return
-    # A link stays, and leads to what is new.
+    # A link is kept and leads to the new file.
     place = path.resolve()
-    # A name as long as may be has no room for more.
+    # The name does not contain the path's own: that may have the maximum length already.
     part = place.with_name(f".alignedserve.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:
@@ -72,14 +76,16 @@ def _written_to(path: Path) -> BinaryIO:
     link = _proc_link(path)
     if link is None or link.parent != _PROC / str(os.getpid()) / "fd":
         return path.open("wb")
-    # It goes on where its last writer stopped: opening it again would begin at its start.
+    # Writing continues where the last writer stopped. Opening the file again would begin at its start.
     sys.stdout.flush()
     return os.fdopen(os.dup(int(link.name)), "wb")
 
 
 def _proc_link(path: Path) -> Path | None:
-    """Returns the link below /proc through which the path leads: it names a file that a process has open, which may
-    have no other name."""
+    """Returns the link below /proc that the path leads through; None without one.
+
+    Such a link names an open file of a process, which may have no other name.
+    """
     for _ in range(_MAX_LINKS):
         path = path.parent.resolve() / path.name
         if not os.path.islink(path):

@@ -1,4 +1,4 @@
-"""`alignedserve predict-lengths`: how well the lengths of answers would be predicted on some data."""
+"""`alignedserve predict-lengths`: measures how well the length predictor works on some data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from alignedserve.cli.command import Command, OneOf
+from alignedserve.cli.progress import busy
+
 if TYPE_CHECKING:
     from alignedserve.lengths.evaluate import Answered, Evaluation
     from alignedserve.text.tokenizer import Tokenizer
@@ -19,18 +22,33 @@ WORDS = "words"
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-@click.command("predict-lengths")
+@click.command("predict-lengths", cls=Command)
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--encoder", type=click.Choice(("hash", "sentence")), default="hash", show_default=True)
 @click.option(
-    "--encoder-model", help="of --encoder sentence: a directory or a name [default: all-MiniLM-L6-v2]"
+    "--encoder",
+    type=OneOf(("hash", "sentence")),
+    default="hash",
+    show_default=True,
+    help="encoder of prompts; sentence uses embeddings",
 )
 @click.option(
-    "--tokenizer", default=WORDS, show_default=True, help="a model's directory; or words, punctuation apart"
+    "--encoder-model", help="model for --encoder sentence, a directory or a name [default: all-MiniLM-L6-v2]"
 )
-@click.option("--train-share", type=click.FloatRange(0, 1), default=0.8, show_default=True)
-@click.option("--limit", type=click.IntRange(min=1), help="use so many of the answers [default: all]")
-@click.option("--seed", default=0, show_default=True, help="of the order")
+@click.option(
+    "--tokenizer",
+    default=WORDS,
+    show_default=True,
+    help="a model's directory, or words to count words and punctuation marks",
+)
+@click.option(
+    "--train-share",
+    type=click.FloatRange(0, 1),
+    default=0.8,
+    show_default=True,
+    help="share of the answers to learn from; the others are predicted",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="maximum number of answers to use [default: all]")
+@click.option("--seed", default=0, show_default=True, help="seed of the order")
 def command(
     file: Path | None,
     encoder: str,
@@ -40,9 +58,10 @@ def command(
     limit: int | None,
     seed: int,
 ) -> None:
-    """Learn the lengths of answers in FILE, lines of JSON with a prompt and an answer, and predict the rest.
+    """Learn answer lengths from a part of FILE, and predict those of the rest.
 
-    Without FILE, the tasks of the demo model are used, and its tokenizer.
+    Each line of FILE is a JSON object with a prompt and an answer. Without FILE, the demo model's tasks are used, with
+    its tokenizer.
     """
     from alignedserve.lengths.encoder import make_encoder
     from alignedserve.lengths.evaluate import evaluate
@@ -55,7 +74,9 @@ def command(
         random.Random(seed).shuffle(data)
     longest = max((len(each.prompt) + each.length for each in data), default=0)
     predictor = Predictor(make_encoder(encoder, encoder_model, decode), longest + 1)
-    _print(evaluate(predictor, data[:limit], train_share), counted, predictor.encoder.name)
+    with busy("Learning and predicting"):
+        found = evaluate(predictor, data[:limit], train_share)
+    _print(found, counted, predictor.encoder.name)
 
 
 Data = tuple[list["Answered"], Callable[[Sequence[int]], str], str]
@@ -98,7 +119,7 @@ def _plain(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 class _Words:
-    """A tokenizer that has a token for every word, for use without a model."""
+    """A tokenizer with one token per word, for use without a model."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -125,6 +146,8 @@ def _print(found: Evaluation, counted: str, encoder: str) -> None:
             f"| {name} | {100 * score.accuracy:.1f} % | {score.mean_error:.3f} | {score.median_error:.3f} |"
         )
     sources = ", ".join(f"{count} by {source}" for source, count in sorted(found.sources.items()))
-    click.echo(f"\nOf the predictor's: {sources}")
+    click.echo(f"\nThe predictor's sources: {sources}")
     for what, (median, p99) in (("prediction", found.predict_us), ("learning", found.learn_us)):
-        click.echo(f"Microseconds of a {what}: {median:.0f} (median), {p99:.0f} (p99)")
+        click.echo(f"Microseconds per {what}: {median:.0f} (median), {p99:.0f} (p99)")
+    best = min(found.scores, key=lambda name: found.scores[name].mean_error)
+    click.echo(f"\nThe smallest mean error is that of: {best}")

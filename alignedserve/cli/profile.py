@@ -1,4 +1,4 @@
-"""`alignedserve profile`: how long iterations take on this device, for the scheduling of `alignedserve serve`."""
+"""`alignedserve profile`: measures how long iterations take on this device, for the cost model of `serve`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from alignedserve.cli.options import engine_options
+from alignedserve.cli.command import OneOf
+from alignedserve.cli.help_groups import PROFILE
+from alignedserve.cli.options import EngineCommand, engine_options
+from alignedserve.cli.progress import bar
 from alignedserve.engine.config import EngineConfig
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_pool_kv_dtype
 
@@ -20,31 +23,33 @@ if TYPE_CHECKING:
 _KINDS = {"decode": "decodes", "chunk": "prefill chunks", "both": "decodes beside a chunk"}
 
 
-@click.command("profile")
+@click.command("profile", cls=EngineCommand, groups=PROFILE)
 @click.argument("model", required=False)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1),
-    help="to measure for at most [default: 22, or 50 for a slow model]",
+    help="maximum seconds of measuring [default: 22, or 50 for a slow model]",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="file to write [default: where serve looks, in ~/.cache/alignedserve/profiles]",
+    help="file to write [default: the one that serve reads, in ~/.cache/alignedserve/profiles]",
 )
 @click.option(
     "--pool-kv-dtype",
-    type=click.Choice(sorted(POOL_KV_DTYPES)),
+    type=OneOf(tuple(POOL_KV_DTYPES)),
     default="auto",
     show_default=True,
-    help="how the pool keeps KV, as of serve: copies depend on it",
+    help="dtype of KV in the pool, as given to serve; it changes the time of copies",
 )
 @engine_options
 def command(
     model: str | None, seconds: float | None, out: Path | None, pool_kv_dtype: str, **options: Any
 ) -> None:
-    """Measure the iterations of MODEL (the demo model if none is named) and copies of its KV, fit the cost model, and
-    save it."""
+    """Measure the iterations of MODEL and copies of its KV, fit the cost model, and save it.
+
+    Without MODEL, the demo model is measured.
+    """
     from dataclasses import replace
 
     from alignedserve import demo
@@ -55,7 +60,7 @@ def command(
     from alignedserve.instance.profile.saved import default_path, locked, save
     from alignedserve.kvpool.segment import scratch_blocks
 
-    config = EngineConfig(model or str(demo.MODEL_DIR), **options)
+    config = EngineConfig(demo.directory_of(model), **options)
     check_pool_kv_dtype(pool_kv_dtype, config.kv_cache_dtype)
     built = build_engine(config)
     facts = facts_of(built, config, pool_kv_dtype)
@@ -79,18 +84,16 @@ class Progress(Protocol):
 
 @contextmanager
 def _bar(is_shown: bool) -> Iterator[Progress]:
-    from tqdm import tqdm
-
-    with tqdm(total=100, desc="Measuring", unit="%", disable=not is_shown, leave=False) as bar:
+    with bar(100, "Measuring", "%", is_shown) as shown:
 
         def show(share: float) -> None:
-            bar.update(round(100 * share) - bar.n)
+            shown.update(round(100 * share) - shown.n)
 
         yield show
 
 
 def _print_beside(cost: CostModel) -> None:
-    """Prints what copies and restoring take."""
+    """Prints the times of KV copies and of restoring KV."""
     if not cost.has_free_copies:
         channels = cost.channels
         copies = {
@@ -111,7 +114,7 @@ def _print(profile: Profile, path: Path) -> None:
 
     facts, cost = profile.facts, profile.cost
     click.echo(f"{facts['model']} in {facts['dtype']} on {facts['device']}: {profile.num_points} points\n")
-    click.echo("| error on points held out | points | median | p95 |")
+    click.echo("| error on held-out points | points | median | p95 |")
     click.echo("| --- | ---: | ---: | ---: |")
     for kind, error in profile.errors.items():
         click.echo(
@@ -124,7 +127,7 @@ def _print(profile: Profile, path: Path) -> None:
     _print_beside(cost)
     if profile.waited_share > CROWDED_SHARE:
         click.echo(
-            f"For {100 * profile.waited_share:.0f} % of the time a core was waited for, which others had: "
-            "profile again when the machine is quiet"
+            f"Other processes used the cores for {100 * profile.waited_share:.0f} % of the time: "
+            "profile again when the machine is idle"
         )
     click.echo(f"Saved as {path}")

@@ -1,4 +1,4 @@
-"""`alignedserve replay`: whether this version schedules as the version that wrote an event log did."""
+"""`alignedserve dev replay`: checks that this version schedules like the version that wrote an event log."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from pathlib import Path
 
 import click
 
+from alignedserve.cli.command import Command
+from alignedserve.cli.progress import busy
 
-@click.command("replay")
+
+@click.command("replay", cls=Command)
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def command(log: Path) -> None:
-    """Tell a new router what LOG says that one was told, and compare its orders.
+    """Replay the events in LOG on a new router and compare its orders with the recorded ones.
 
-    LOG is a file of `alignedserve serve --event-log DIR`. Exit status 1: the orders differ."""
+    LOG is a file of `alignedserve serve --event-log DIR`. The exit status is 1 if the orders differ.
+    """
     from alignedserve.router.replay_diff import compare, format_divergence
 
-    found = compare(log)
+    with busy("Replaying"):
+        found = compare(log)
     if found.divergence:
         click.echo(f"{found.num_events - 1} events, the same orders; then another: - then, + now")
         for line in format_divergence(found.divergence):

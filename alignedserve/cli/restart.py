@@ -1,4 +1,4 @@
-"""`alignedserve restart`: every process of a running system is replaced, one after the other, under load."""
+"""`alignedserve restart`: replaces every process of a running system, one after the other, under load."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import socket
 
 import click
 
+from alignedserve.cli.command import Command
 from alignedserve.gateway.config import HttpConfig
 from alignedserve.launch.control import ASK_RESTART, DONE, FAILED, check_directory, control_path
 
 
-@click.command("restart")
-@click.option("--host", default=HttpConfig.host, show_default=True, help="of the system")
-@click.option("--port", default=HttpConfig.port, show_default=True, help="of the system")
+@click.command("restart", cls=Command)
+@click.option("--host", default=HttpConfig.host, show_default=True, help="address of the system")
+@click.option("--port", default=HttpConfig.port, show_default=True, help="port of the system")
 def command(host: str, port: int) -> None:
-    """Replace every process of the system that `serve` started here, one after the other, while it serves.
+    """Replace every process of a system that `serve` started on this machine, one after the other, under load.
 
-    No call fails. Streams pause while the process that makes their tokens is replaced. For the same options as before:
-    for others, stop it and start it again."""
+    No request fails. A stream pauses while the process that computes its tokens is replaced. The options stay the
+    same. To change options, stop the system and start it again.
+    """
     with socket.socket(socket.AF_UNIX) as sock:
         check_directory()
         try:

@@ -1,4 +1,4 @@
-"""`alignedserve serve`: the whole system on this machine, or on a Ray cluster."""
+"""`alignedserve serve`: runs the whole system on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from typing import Any
 
 import click
 
-from alignedserve.cli.options import Command, EngineCommand, options_of
+from alignedserve.cli.help_groups import SERVE
+from alignedserve.cli.options import Decorated, EngineCommand, options_of
 from alignedserve.launch.settings import NO_FLAGS, sections, settings_of
 from alignedserve.process.whole_lines import write_whole_lines
 
 
-def serve_options(command: Command) -> Command:
+def serve_options(command: Decorated) -> Decorated:
+    """Adds the argument MODEL and all options of `serve`."""
     for section in reversed([*sections()]):
         command = options_of(section.config_class, NO_FLAGS, section.prefix)(command)
     return click.argument("model", required=False)(command)
 
 
-@click.command("serve", cls=EngineCommand)
+@click.command("serve", cls=EngineCommand, groups=SERVE)
 @serve_options
 def command(model: str | None, **options: Any) -> None:
-    """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
+    """Serve MODEL over the OpenAI API. MODEL is a directory or a name on the Hugging Face hub.
+
+    Without MODEL, the demo model is served.
+    """
     from alignedserve.launch.serve import serve
 
     write_whole_lines()
     try:
         serve(settings_of(model, options), _say)
     except RuntimeError as error:
-        # This is a ProcessFailed; importing that by name would import ray for every --help.
+        # This is a ProcessFailed. Its module imports ray, which `--help` does not need.
         raise click.ClickException(str(error)) from error
 
 
@@ -36,7 +41,7 @@ def _say(line: str) -> None:
     try:
         click.echo(line)
     except OSError:
-        # The terminal has closed, or the reader of the output is gone. Later lines are in the files of --log-dir only.
+        # The terminal is closed, or the reader of the output exited. Later lines are in the files of --log-dir only.
         for number in (1, 2):
             _forget_output(number)
 

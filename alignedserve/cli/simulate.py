@@ -1,4 +1,4 @@
-"""`alignedserve simulate`: what a cluster would do with some traffic, in virtual time."""
+"""`alignedserve simulate`: runs traffic through a cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
+from alignedserve.cli.command import Command
+from alignedserve.cli.help_groups import SIMULATE
 from alignedserve.cli.options import options_of, writing
 from alignedserve.cli.output_file import OutputFile
 from alignedserve.cli.simulate_progress import shown
@@ -36,21 +38,25 @@ _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
 _SIGINT = 130
 
 
-@click.command("simulate")
+@click.command("simulate", cls=Command, groups=SIMULATE)
 @click.argument("model", required=False)
-@click.option("--output", type=OutputFile(), help="JSON file to write: the settings, and all figures")
-@click.option("--plot", type=OutputFile(), help="PNG to draw: attainment, TTFT and gaps of each setting")
+@click.option("--output", type=OutputFile(), help="JSON file to write, with all settings and figures")
+@click.option(
+    "--plot", type=OutputFile(), help="PNG file to draw, with attainment, TTFT and gaps of each setting"
+)
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
-# Processes neither die nor hang in the simulation.
+# Processes neither crash nor hang in the simulation.
 @options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
-# The share of best effort is an option of the traffic: see be_min_share.
+# `be_share` is a share of the traffic here: see be_min_share.
 @options_of(SchedulingConfig, without=["policy", "be_share"])
 def command(model: str | None, output: Path | None, plot: Path | None, **options: Any) -> None:
-    """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time.
+    """Simulate a cluster under a trace or synthetic traffic, and compare policies and numbers of instances.
 
-    MODEL is the model of --cost: a directory, a hub name or a preset, of which only the config is read. It is needed
-    for --kv-cache-dtype, and where layers have a sliding window.
+    The scheduling is that of `serve`. A cost model gives the times of iterations and copies.
+
+    MODEL is the model of --cost: a directory, a hub name or a preset. Only its config is read. It is needed for
+    --kv-cache-dtype and for models with sliding-window layers.
     """
     from alignedserve.sim.compare import Comparison
     from alignedserve.sim.plot import draw, figure_class
@@ -88,7 +94,7 @@ def command(model: str | None, output: Path | None, plot: Path | None, **options
 
 
 def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
-    """Reads the model's config, and no weights. Raises ValueError."""
+    """Returns the KV layout of a model. It reads the config but no weights. Raises ValueError."""
     from alignedserve.models.locate import locate_model
     from alignedserve.sim.model_kv import ModelKv
 
@@ -103,7 +109,7 @@ def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
 
 
 def load_cost(name: str) -> CostModel:
-    """Returns a cost model by name, or from a profile that `alignedserve profile` has saved."""
+    """Returns a cost model by name, or from a file of `alignedserve profile`."""
     from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 
     path = Path(name)
@@ -112,13 +118,13 @@ def load_cost(name: str) -> CostModel:
 
         cost = decode(data, name).cost
         if cost.has_free_copies:
-            click.echo(f"{name} holds no channels: copies of KV take no time. Profile again", err=True)
+            click.echo(f"{name} has no copy times: copies of KV take no time. Profile again", err=True)
         return cost
     return load_cost_model(name)
 
 
 def _collect(comparison: Comparison, rows: list[Row]) -> bool:
-    """Returns False if it was interrupted; `rows` has those that were done then."""
+    """Appends a row for each setting. Returns False if it was interrupted."""
     try:
         with shown() as progress:
             for row in comparison.rows(progress):
@@ -132,7 +138,7 @@ def _collect(comparison: Comparison, rows: list[Row]) -> bool:
 def _head(config: SimConfig, comparison: Comparison) -> str:
     traffic = comparison.workload.traffic
     num_tokens = sum(each.lengths.prompt for each in traffic), sum(each.lengths.output for each in traffic)
-    backlog = f", beside {config.be_backlog} of best effort all the time" if config.be_backlog else ""
+    backlog = f", beside {config.be_backlog} best-effort requests all the time" if config.be_backlog else ""
     left_out = comparison.num_too_long and (
         f"\n{comparison.num_too_long} more are left out: longer than max_model_len={comparison.max_model_len}"
     )

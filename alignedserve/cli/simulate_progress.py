@@ -1,4 +1,4 @@
-"""How far a comparison is: a bar at a terminal, and lines elsewhere. See alignedserve.sim.compare.Progress."""
+"""Shows the progress of a simulation (alignedserve.sim.compare.Progress): a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from alignedserve.cli.progress import bar
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# Seconds between two lines.
+# Seconds between lines.
 EVERY_S = 5.0
 
 Say = Callable[[str], None]
 
 
 class Bar:
-    def __init__(self, bar: tqdm[Any], say: Say) -> None:
-        self._bar = bar
+    def __init__(self, drawn: tqdm[Any], say: Say) -> None:
+        self._bar = drawn
         self._say = say
 
     def begin(self, name: str, total: int) -> None:
@@ -38,7 +40,7 @@ class Bar:
 
 
 class Lines:
-    """A line now and then, from a thread: there is one also while no request ends."""
+    """Prints a line every few seconds from a thread, also while no request ends."""
 
     def __init__(self, say: Say, every_s: float = EVERY_S) -> None:
         self._say = say
@@ -52,7 +54,7 @@ class Lines:
 
     def stop(self) -> None:
         self._is_over.set()
-        # One who does not read what is said does not hold up the end.
+        # A reader that does not read must not delay the end.
         self._thread.join(timeout=1.0)
 
     @property
@@ -80,12 +82,11 @@ def _tried(name: str, rate: float, attainment: float) -> str:
 
 @contextmanager
 def shown() -> Iterator[Bar | Lines]:
+    """Yields a bar if stderr is a terminal, otherwise lines."""
     say = partial(click.echo, err=True)
     if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        with tqdm(unit="req", leave=False) as bar:
-            yield Bar(bar, say)
+        with bar(None, "", "req") as drawn:
+            yield Bar(drawn, say)
         return
     lines = Lines(say)
     lines.start()

@@ -1,4 +1,4 @@
-"""`alignedserve top`: what a server does, in a terminal. It reads what the page reads (gateway/page)."""
+"""`alignedserve top`: shows the state of a server in a terminal. It uses the same API as the page (gateway/page)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from collections.abc import Iterator
 import click
 
 from alignedserve.cli.batch import DEFAULT_URL, server_options
+from alignedserve.cli.command import Command
 
 
-@click.command("top")
-@click.option("--every", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="seconds")
+@click.command("top", cls=Command)
+@click.option(
+    "--every", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="seconds between updates"
+)
 @server_options(DEFAULT_URL)
 def command(url: str, api_key: str | None, every: float) -> None:
-    """Show what a server does: classes, processes and batch jobs, until you press q."""
+    """Show the classes, processes and batch jobs of a running server. Press q to quit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("needs a terminal; for programs there is /metrics")
+        raise click.UsageError("needs a terminal; programs can read /metrics")
     from rich.console import Console
     from rich.live import Live
 
@@ -51,7 +54,7 @@ def command(url: str, api_key: str | None, every: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
-    """Keys come at once, and are not shown."""
+    """Reads keys as they are pressed, without showing them. Ctrl-C ends the block."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -66,7 +69,7 @@ def _is_quit_within(seconds: float) -> bool:
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
         if select.select([sys.stdin], [], [], left_s)[0]:
-            # Nothing: the terminal is gone.
+            # Empty if the terminal is closed.
             key = os.read(sys.stdin.fileno(), 1)
             if key in (b"q", b"Q", b"\x04", b""):
                 return True

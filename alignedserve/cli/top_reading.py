@@ -1,4 +1,4 @@
-"""What `alignedserve top` asks the server for, and what two looks say about the time between them."""
+"""Reads the state of a server for `alignedserve top`, and computes rates and quantiles between readings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from alignedserve.cli.http import refusal
 
 TIERS = {"rt": "real time", "be": "best effort"}
 PREFIX = "alignedserve:"
-# The seconds of which rates and quantiles are.
+# Seconds over which rates and quantiles are computed.
 RATE_S, WINDOW_S = 5.0, 60.0
 NUM_JOBS = 20
 
 
 class Away(Exception):
-    """The server can't be reached, or does not answer what it is asked."""
+    """The server can't be reached, or its answer is unusable."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class Tier:
     num_tokens: float
     num_running: float
     num_waiting: float
-    # [bound, number of first tokens that took no longer], by rising bounds.
+    # Pairs of a bound in seconds and the number of first tokens within it, by ascending bounds.
     first_token: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Reading:
     at_s: float
-    # "ok", "degraded" or why it is unavailable.
+    # "ok", "degraded", or the reason for being unavailable.
     status: str
     tiers: dict[str, Tier]
     processes: list[dict[str, Any]]
-    # None: the server keeps none.
+    # None: the server has no store, so no jobs.
     jobs: list[dict[str, Any]] | None
 
 
@@ -50,7 +50,7 @@ class History:
     readings: list[Reading] = field(default_factory=list)
 
     def add(self, reading: Reading) -> None:
-        # A gateway that was started again counts from nothing.
+        # Counters restart at 0 with the gateway.
         if self.readings and any(
             reading.tiers[tier].num_tokens < self.latest.tiers[tier].num_tokens for tier in TIERS
         ):
@@ -64,7 +64,7 @@ class History:
         return self.readings[-1]
 
     def since(self, seconds: float) -> Reading:
-        """Returns the oldest reading of the last so many seconds, or the one before the latest."""
+        """Returns the oldest reading of the last `seconds`, or the one before the latest."""
         within = [each for each in self.readings if each.at_s >= self.latest.at_s - seconds]
         return within[0] if len(within) > 1 else self.readings[-2:][0]
 
@@ -75,15 +75,15 @@ class History:
         return more / passed_s if passed_s > 0 else 0.0
 
     def first_token_s(self, tier: str, share: float) -> float | None:
-        """Returns a quantile of the last minute; None if nothing was observed."""
+        """Returns a quantile of TTFT over the last minute; None without any request."""
         older, newer = (each.tiers[tier].first_token for each in (self.since(WINDOW_S), self.latest))
-        # A gateway that had not observed anything yet may have had no buckets.
+        # A gateway without observations may export no buckets.
         before = dict(older)
         return quantile(share, [(bound, count - before.get(bound, 0.0)) for bound, count in newer])
 
 
 def quantile(share: float, counts: list[tuple[float, float]]) -> float | None:
-    """Returns a quantile as Prometheus estimates it, from [bound, number of values up to it]."""
+    """Returns a quantile as Prometheus estimates it, from pairs of a bound and the number of values up to it."""
     if not counts or counts[-1][1] <= 0:
         return None
     rank = share * counts[-1][1]
@@ -96,7 +96,7 @@ def quantile(share: float, counts: list[tuple[float, float]]) -> float | None:
 
 
 def look(http: httpx.Client) -> Reading:
-    """Raises Away."""
+    """Returns the server's current state. Raises Away."""
     try:
         health = http.get("/health").json()
         text = _asked(http, "/metrics").text
@@ -112,11 +112,11 @@ def look(http: httpx.Client) -> Reading:
     except httpx.HTTPError as error:
         raise Away(str(error) or type(error).__name__) from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-        raise Away("what answers there is no AlignedServe") from None
+        raise Away("the server is not AlignedServe") from None
 
 
 def _process(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is shown of a process. Raises LookupError, TypeError or AttributeError if it is no process."""
+    """Returns the shown fields of a process. Raises LookupError, TypeError or AttributeError for anything else."""
     blocks = {name: int(found["blocks"][name]) for name in ("used", "free")}
     requests = {str(state): int(count) for state, count in found["requests"].items()}
     numbers = {name: int(found[name]) for name in ("pid", "island")}
@@ -125,7 +125,7 @@ def _process(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(found: dict[str, Any]) -> dict[str, Any]:
-    """The same of a batch job."""
+    """Returns the shown fields of a batch job. Raises like _process."""
     counts = {name: int(found["request_counts"][name]) for name in ("completed", "failed", "total")}
     ours = found["alignedserve"]
     due = ours["estimated_completion_at"]
@@ -143,7 +143,7 @@ def _job(found: dict[str, Any]) -> dict[str, Any]:
 
 def _finite(found: float) -> float:
     if not math.isfinite(found):
-        raise ValueError(f"{found} is no number")
+        raise ValueError(f"{found} is not a number")
     return float(found)
 
 
@@ -156,7 +156,7 @@ def _asked(http: httpx.Client, path: str) -> httpx.Response:
 
 def _tiers(text: str) -> dict[str, Tier]:
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    # By tier and bound, of all gateways together.
+    # Sums over all gateways, by tier and bound.
     buckets: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""What `alignedserve top` draws, for a terminal of any size from 80 columns and 24 lines on."""
+"""Draws the screen of `alignedserve top`, for terminals of at least 80 columns and 24 lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 def screen(history: History, url: str, problem: str | None, num_lines: int) -> RenderableType:
-    """Returns what is shown; `problem` says why the last look failed, if it did."""
+    """Returns the screen. `problem` is the error of the last update, if it failed."""
     if not history.readings:
         return Text(
             f"{url}: {one_line(problem or 'connecting …')}\n\nq: quit", style="red" if problem else ""
         )
-    # The state, three lines of classes, the heads of two tables, what separates them, and "more".
+    # Lines for the state, the classes (3), two table heads, two blank lines, and "more".
     num_free = num_lines - 1 - 3 - 2 - 2 - 1
     num_processes = min(len(history.latest.processes), max(1, num_free // 2))
     processes, jobs = _processes(history, num_processes), _jobs(history, max(1, num_free - num_processes))
@@ -89,7 +89,7 @@ def _jobs(history: History, count: int) -> RenderableType:
     if not jobs:
         return Text("no batch jobs" if jobs is not None else "no store: no batch jobs", style="dim")
     table = _table("job", "status", "lines", "", "done in", "window ends in")
-    # Those that are open first, each part the newest first.
+    # Open jobs first, and the newest first within both parts.
     for job in sorted(jobs, key=lambda job: job["status"] not in _OPEN)[:count]:
         table.add_row(*_job_row(job))
     return table
@@ -103,7 +103,7 @@ def _job_row(job: dict[str, Any]) -> list[RenderableType]:
     is_open = job["status"] in _OPEN
     is_late = due is not None and due > job["expires_at"]
     return [
-        # The id ends differently, and begins like all others.
+        # All ids begin alike, so the end is shown.
         Text(one_line(f"…{job['id'][-8:]}")),
         status,
         f"{done:,}/{counts['total']:,}",

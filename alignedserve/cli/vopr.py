@@ -1,4 +1,4 @@
-"""`alignedserve vopr`: the system in virtual time with faults of every kind, from seeds."""
+"""`alignedserve dev vopr`: deterministic simulation testing, with faults of every kind, from seeds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from alignedserve.cli.command import Command, did_you_mean
 from alignedserve.cli.options import writing
 
 if TYPE_CHECKING:
@@ -23,40 +24,36 @@ if TYPE_CHECKING:
 _PROGRESS_S = 5.0
 
 
-@click.command("vopr")
-@click.option("--seed", type=int, help="replay this one, step for step [default: new ones]")
-@click.option("--minutes", type=float, default=1.0, show_default=True, help="run new seeds for so long")
-@click.option(
-    "--first-seed", type=int, help="with --minutes: this one and those after it [default: by chance]"
-)
-@click.option("--policy", multiple=True, help="only these; repeat for several [default: all]")
+@click.command("vopr", cls=Command)
+@click.option("--seed", type=int, help="replay this seed, step by step [default: run new seeds]")
+@click.option("--minutes", type=float, default=1.0, show_default=True, help="minutes for which new seeds run")
+@click.option("--first-seed", type=int, help="first of the new seeds; the others follow it [default: random]")
+@click.option("--policy", multiple=True, help="run only this policy; repeat for more [default: all]")
 @click.option(
     "--system",
     multiple=True,
-    help="island: with simulated gateways; whole: islands behind real ones, with batch jobs and a store; "
-    "repeat for several [default: both]",
+    help="island: one island with simulated gateways; whole: islands behind real gateways, with batch jobs and a "
+    "store; repeat for both [default: both]",
 )
 @click.option(
     "--aim",
     multiple=True,
-    help="with --seed: what faults are aimed at, as the line that shows a failure has it; repeat for several",
+    help="with --seed: what faults are aimed at, as a failure report prints it; repeat for more",
 )
 @click.option(
     "--history",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="replay a file that a failure has left instead",
+    help="replay this file, which a failure has written",
 )
-@click.option("--jobs", type=int, help="processes that run seeds [default: one for each core]")
+@click.option("--jobs", type=int, help="number of processes that run seeds [default: one per core]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("."),
     show_default=True,
-    help="directory for the event logs and the shrunk history of a failure",
+    help="directory for event logs and for the shrunk history of a failure",
 )
-@click.option(
-    "--shrink/--no-shrink", default=True, help="whether to look for the shortest history that fails"
-)
+@click.option("--shrink/--no-shrink", default=True, help="look for a shorter history that still fails")
 def command(
     seed: int | None,
     minutes: float,
@@ -69,12 +66,13 @@ def command(
     out: Path,
     shrink: bool,
 ) -> None:
-    """Make systems in virtual time from seeds, let everything go wrong that can, and check what always holds.
+    """Run random systems in virtual time, inject faults, and check invariants.
 
-    A seed makes an island of router, pool and instances, or, now and then, a whole system: several islands, gateways,
-    their batch jobs and store, and clients over HTTP.
+    A seed makes an island of router, pool and instances. Some seeds make a whole system: several islands, gateways,
+    batch jobs, a store, and clients over HTTP.
 
-    Exit status 1: something did not hold; the last line says how to see it again."""
+    The exit status is 1 if an invariant failed. The last line is then the command that replays the failure.
+    """
     from alignedserve.scheduling.policies import POLICIES
     from alignedserve.vopr.history import History
     from alignedserve.vopr.plan import SYSTEMS
@@ -92,7 +90,7 @@ def command(
         failed = _replay(choice.history(seed, aim), f"vopr-{seed}", choice.flags(seed, aim), out, shrink)
     else:
         if first_seed is None:
-            # Seeds are new each time, and short enough to be typed.
+            # New seeds for each run, short enough to be typed.
             first_seed = random.SystemRandom().randrange(10**9)
         failed = _search(first_seed, minutes, choice, jobs or os.cpu_count() or 1, out, shrink)
     if failed:
@@ -102,12 +100,14 @@ def command(
 def _check(option: str, names: tuple[str, ...], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"{option}={name!r}: must be one of {', '.join(known)}")
+            raise ValueError(
+                f"{option}={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known)}"
+            )
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """What seeds are kept to."""
+    """The policies and kinds of system that seeds may use."""
 
     policies: tuple[str, ...]
     systems: tuple[str, ...]
@@ -129,7 +129,7 @@ class _Choice:
 
 
 def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
-    """Returns whether it failed."""
+    """Replays a history. Returns whether it failed."""
     from alignedserve.vopr.event_logs import open_in
     from alignedserve.vopr.run import run
     from alignedserve.vopr.tally import Tally
@@ -141,13 +141,13 @@ def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) ->
     tally.add(outcome)
     for line in tally.lines(time.monotonic() - begun_s):
         click.echo(line)
-    click.echo(f"the routers' event logs, for alignedserve replay: {out / name}-router-*.events")
+    click.echo(f"the routers' event logs, for alignedserve dev replay: {out / name}-router-*.events")
     if outcome.failure is None:
         return False
     click.echo(str(outcome.failure))
     if shrink:
         _shrink(history, out / f"{name}.json")
-    click.echo(f"alignedserve vopr {flags}")
+    click.echo(f"alignedserve dev vopr {flags}")
     return True
 
 
@@ -172,7 +172,7 @@ def _shrink(history: History, path: Path) -> None:
     click.echo(f"{len(history.actions)} actions, shrunk to {len(shortest.actions)}: {shrinker.failure}")
     for action in shortest.actions:
         click.echo(f"  {action}")
-    click.echo(f"alignedserve vopr --history {path}")
+    click.echo(f"alignedserve dev vopr --history {path}")
 
 
 def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
@@ -197,6 +197,6 @@ def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out
     if not failures:
         return False
     for each in failures[1:]:
-        click.echo(f"{each.outcome.failure}\nalignedserve vopr {choice.flags(each.seed, each.aims)}")
+        click.echo(f"{each.outcome.failure}\nalignedserve dev vopr {choice.flags(each.seed, each.aims)}")
     seed, aims = failures[0].seed, failures[0].aims
     return _replay(choice.history(seed, aims), f"vopr-{seed}", choice.flags(seed, aims), out, shrink)

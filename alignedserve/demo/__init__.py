@@ -1,8 +1,10 @@
-"""The demo model: small tasks with checkable answers, and the model in this repository that solves them."""
+"""The demo model, and the small tasks with checkable answers that it solves."""
 
 from pathlib import Path
 
 MODEL_DIR = Path(__file__).parent / "model"
+# The name of the demo model wherever a model is named.
+NAME = "demo"
 
 EXAMPLE_PROMPTS = (
     "Count from 95 to 105.",
@@ -14,3 +16,12 @@ EXAMPLE_PROMPTS = (
     "List the letters from k to q.",
     "Here is a list: 1 fox, 2 moon, 3 elm, 4 salt. Which word is number 3?",
 )
+
+
+def directory_of(model: str | None) -> str:
+    """Returns the model as given, or the demo model's directory for its name or for None.
+
+    An existing directory called `demo` takes precedence.
+    """
+    is_demo = model is None or (model == NAME and not Path(model).exists())
+    return str(MODEL_DIR) if is_demo else str(model)

@@ -1,4 +1,4 @@
-"""Training rows: conversations packed end to end into rows of one length, each of which attends only to itself."""
+"""Training rows: conversations packed end to end into rows of one length. Each attends only to itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. 
 
 @dataclass
 class Conversation:
-    """Tokens and, for each, how much its prediction counts in the loss."""
+    """Tokens, and the weight of each token's prediction in the loss."""
 
     tokens: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Encoder:
         asked = [self._user, *self._ids(prompt), self._end, self._assistant]
         answered = [*self._ids(answer), self._end]
         into.tokens += asked + answered
-        # A long answer counts for more than a short one, but not in proportion: most of its tokens are easy.
+        # A long answer weighs more than a short one, but not in proportion: most of its tokens are easy.
         each = len(answered) ** -0.5
         into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, min_end_weight)]
 
 
 class Source:
-    """Draws a stage's conversations."""
+    """Draws the conversations of a stage."""
 
     def __init__(self, encoder: Encoder, stage: Stage, rng: random.Random) -> None:
         self._encoder = encoder
@@ -77,7 +77,7 @@ class Source:
         return conversation
 
     def short(self) -> Conversation:
-        """Returns a conversation of one question most of the time, otherwise of a few."""
+        """Returns a conversation of one question, or sometimes of a few."""
         conversation = self._opened()
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
             name = self._rng.choices(self._names, self._weights)[0]
@@ -95,7 +95,7 @@ class Source:
         return self._single(TASKS[name].generate(self._rng))
 
     def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
-        """Returns a list and several questions about it, since most of the cost is reading the list."""
+        """Returns a list and several questions about it: most of the cost is reading the list."""
         conversation, allowed = self._opened(), list[Question]()
         while not allowed:
             words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
@@ -119,9 +119,9 @@ class Source:
 @dataclass(frozen=True)
 class Batch:
     tokens: Tensor
-    # Which conversation of its row a token belongs to; 0 for padding.
+    # Number of the conversation in its row that a token belongs to; 0 for padding.
     documents: Tensor
-    # How much the prediction of the next token counts.
+    # Weight of the prediction of the next token.
     weights: Tensor
 
     @classmethod
@@ -146,7 +146,7 @@ class Rows:
 
 
 def pack(draw: Callable[[], Conversation], rows: Rows, pad: int) -> Batch:
-    """Fills rows first-fit until several conversations have found no room."""
+    """Fills rows first-fit until several conversations did not fit."""
     batch = Batch.empty(rows, pad)
     used, counts, num_misses = [0] * rows.num, [0] * rows.num, 0
     while num_misses < 6:

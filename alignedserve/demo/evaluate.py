@@ -1,4 +1,4 @@
-"""Asks a demo model held-out prompts, through transformers: `python -m alignedserve.demo.evaluate [DIR]`."""
+"""Evaluates a demo model on held-out prompts, with transformers: `python -m alignedserve.demo.evaluate [DIR]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_AT_ONCE = 25
 class Answered:
     example: Example
     text: str
-    # The number of tokens, with the end token.
+    # Number of tokens, including the end token.
     num_tokens: int
 
     @property
@@ -31,7 +31,7 @@ class Answered:
 
 
 class Answerer:
-    """Greedy answers of a model in a folder, as transformers gives them."""
+    """Computes greedy answers of a model in a folder, with transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -40,8 +40,7 @@ class Answerer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     def answer(self, examples: Sequence[Example]) -> list[Answered]:
-        """Returns the answers. The prompts are computed in the order of their lengths, so that there is little
-        padding."""
+        """Returns the answers. Prompts are batched by length, which keeps padding short."""
         ordered = sorted(examples, key=lambda example: len(example.prompt))
         batches = [ordered[at : at + MAX_AT_ONCE] for at in range(0, len(ordered), MAX_AT_ONCE)]
         return [answered for batch in batches for answered in self._answer(batch)]
@@ -80,7 +79,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--num-per-task", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers of each task")
+    parser.add_argument(
+        "--show-wrong", type=int, default=0, help="number of wrong answers of each task to print"
+    )
     options = parser.parse_args()
     answerer = Answerer(options.folder, getattr(torch, options.dtype))
     num_right = 0

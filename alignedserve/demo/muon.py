@@ -1,4 +1,4 @@
-"""Muon (Keller Jordan): momentum whose update is made orthogonal, for the weight matrices."""
+"""Muon (Keller Jordan): momentum with orthogonalized updates, for the weight matrices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# The quintic of Newton-Schulz that drives all singular values near 1 in five rounds.
+# Newton-Schulz quintic that drives all singular values near 1 in five rounds.
 A, B, C = 3.4445, -4.7750, 2.0315
 NUM_ROUNDS = 5
 

@@ -1,4 +1,4 @@
-"""A small Llama in plain PyTorch, for training only; its state dict has the names that transformers uses."""
+"""A small Llama in plain PyTorch, for training only. Its state dict has the names of transformers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """A Llama whose output layer is the embedding, transposed."""
+    """A Llama that uses the transposed embedding as its output layer."""
 
     cos: Tensor
     sin: Tensor
@@ -133,7 +133,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    # On a CPU, matrix products are nearly twice as fast for short rows, and the fused kernel for long ones.
+    # On a CPU, plain matrix products are nearly twice as fast for short rows, and the fused kernel for long ones.
     if q.shape[2] > MAX_PLAIN_LEN:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5

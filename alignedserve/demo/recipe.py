@@ -1,4 +1,4 @@
-"""How the demo model is trained, in three stages: learning the tasks, correcting the rest, and days and months."""
+"""The three training stages of the demo model: learning the tasks, correcting the rest, and days and months."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ class Stage:
     name: str
     # Optimizer steps, of about 4,600 tokens each.
     steps: int
-    # How often each task occurs: the tasks that take longest to learn occur most often.
+    # Frequency of each task. Tasks that take longest to learn occur most often.
     weights: Mapping[str, float]
-    # The least weight of the end of an answer. When to stop is what takes longest to learn of a long answer, but a
-    # model that has learned it should expect the end neither more nor less often than it comes.
+    # Minimum weight of the end of an answer. When to stop takes longest to learn. A model that has learned it should
+    # expect the end exactly as often as it occurs.
     min_end_weight: float
-    # The highest learning rates, of the matrices and of everything else.
+    # Peak learning rates of the matrices and of everything else.
     matrix_lr: float
     other_lr: float
-    # The shares of the steps in which the rates rise, and fall to zero.
+    # Shares of the steps in which the rates rise, and fall to zero.
     warm_up: float
     decay: float
-    # The shares of the steps before the first middle rows, the first long rows and the longest lists.
+    # Shares of the steps before the first middle rows, the first long rows and the longest lists.
     middle_from: float
     long_from: float
     longest_from: float
-    # The shares of these rows thereafter; the others are short.
+    # Shares of these rows afterwards; the others are short.
     middle_share: float
     long_share: float
     seed: int

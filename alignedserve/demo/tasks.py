@@ -1,4 +1,4 @@
-"""Small tasks whose answers a program can check and whose output length follows from the prompt.
+"""Small tasks with answers that a program can check, and with lengths that follow from the prompt.
 
 | task     | prompt, in one of its phrasings      | answer              | output tokens, end included |
 | -------- | ------------------------------------ | ------------------- | --------------------------- |
@@ -14,9 +14,9 @@
 | pick     | 1 sun, 2 fox, 3 elm. What is word 2? | 2 fox               | digits + letters + 2        |
 
 The `_down` and `_back` tasks are the same backwards; days and months wrap around.
-What a task asks, apart from its phrasing, is its key. A twentieth of the keys is held out by their hash: the
-model has never been trained on them, whatever the phrasing. Days and months have too few keys for that (there are
-49 pairs of days): of these, a twentieth of the prompts is held out, a pair in one phrasing.
+The key of a question is its content without the phrasing. One key in twenty is held out, by its hash: the model is
+never trained on it in any phrasing. Days and months have too few keys for that (49 pairs of days). There, one prompt in
+twenty is held out: a pair in one phrasing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_NUMBER = 999
 MAX_COUNT_LEN = 60
 MAX_REPEATS = 12
 MAX_PICK_ITEMS = 150
-# The most tokens of a pick's list; with the question and the chat template a prompt stays below 1,100.
+# Maximum tokens of a pick's list. With the question and the chat template, a prompt stays below 1,100.
 MAX_LIST_TOKENS = 1040
 HELD_OUT_ONE_IN = 20
 HELD_OUT_SALT = 2
@@ -45,13 +45,13 @@ class Example:
     task: str
     prompt: str
     answer: str
-    # What is asked, whatever the phrasing.
+    # The content of the question, without the phrasing.
     key: str
 
 
 @dataclass(frozen=True)
 class Question:
-    """The values that a phrasing is filled with, and the answer."""
+    """The values of a phrasing's fields, and the answer."""
 
     fields: Mapping[str, str]
     answer: str
@@ -66,11 +66,11 @@ class Task:
     name: str
     phrasings: tuple[str, ...]
     ask: Callable[[random.Random], Question]
-    # Whether prompts are held out, a key in one phrasing each, because there are few keys; else keys are.
+    # Whether prompts (a key in one phrasing) are held out in place of keys, because there are few keys.
     holds_out_prompts: bool = False
 
     def generate(self, rng: random.Random, held_out: bool = False) -> Example:
-        """Returns the next example from the side of the split that `held_out` says."""
+        """Returns the next example, from the held-out side of the split or from the other."""
         while True:
             question, phrasing = self.ask(rng), rng.choice(self.phrasings)
             if self.is_held_out(question, phrasing) == held_out:
@@ -95,7 +95,7 @@ def check(example: Example, text: str) -> bool:
 
 
 def expected_output_len(example: Example) -> int:
-    """Returns the number of tokens of a right answer, with the end token."""
+    """Returns the number of tokens of a correct answer, including the end token."""
     return num_tokens(example.answer) + 1
 
 
@@ -157,7 +157,7 @@ def _ask_alphabet(step: int) -> Callable[[random.Random], Question]:
 
 
 def numbered_list(rng: random.Random, num_items: int) -> list[str]:
-    """Returns words of one length range, short enough that the list stays below its limit of tokens."""
+    """Returns words of one length range, which keeps the list below its token limit."""
     max_len = rng.randint(4, 12)
     while True:
         words = [any_word(rng, 2, max_len) for _ in range(num_items)]
@@ -179,7 +179,7 @@ def _ask_pick(rng: random.Random) -> Question:
     return pick_question(words, rng.randint(1, len(words)))
 
 
-# The phrasings of the second and later questions about the list of an earlier message.
+# Phrasings of further questions about the list in an earlier message.
 PICK_FOLLOW_UPS = ("And word {n}?", "Which word is number {n}?", "And number {n}?", "What is word {n}?")
 
 TASKS: dict[str, Task] = {

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, PIECE, PIECES, SPECIAL_TOKENS, SYSTEM, USER
 
-# The embedding is padded to a multiple of this number of rows, with tokens that nothing produces.
+# The number of embedding rows is a multiple of this. Unused tokens fill the rest.
 VOCAB_MULTIPLE = 64
 
 CHAT_TEMPLATE = (
@@ -39,7 +39,7 @@ def build_tokenizer() -> Tokenizer:
     num_reserved = -len(tokens) % VOCAB_MULTIPLE
     reserved = [f"<|reserved_{place}|>" for place in range(num_reserved)]
     vocab = {token: place for place, token in enumerate([*tokens, *reserved])}
-    # Without merges a piece is either a token as a whole or its bytes.
+    # Without merges, a piece is one token or its bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,7 +55,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def chat_text(messages: list[tuple[str, str]]) -> str:
-    """Returns the text that the chat template makes of (role, content) pairs."""
+    """Returns the text that the chat template renders from (role, content) pairs."""
     markers = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
     return "".join(f"{markers[role]}{content}{END}" for role, content in messages)
 

@@ -34,14 +34,14 @@ from alignedserve.demo.vocabulary import END, PAD
 SHORT, MIDDLE, LONG = Rows(36, 128), Rows(16, 288), Rows(4, 1184)
 NUM_EVALUATED_AT_ONCE = 16
 SHOW_EVERY = 50
-# The steps between two evaluations, and the held-out examples of each task in one.
+# Steps between evaluations, and held-out examples of each task in an evaluation.
 EVALUATE_EVERY = 300
 NUM_EVALUATED = 20
 NUM_EVALUATED_AT_END = 400
 
 
 class Trainer:
-    """Trains one model through one stage after the other."""
+    """Trains one model through all stages."""
 
     def __init__(self, out: Path) -> None:
         torch.manual_seed(0)
@@ -119,8 +119,10 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, examples: list[Example]) -> float:
-        """Returns the share of right answers. Greedy decoding gives an answer exactly when each of its tokens is the
-        likeliest at its place."""
+        """Returns the share of correct answers.
+
+        Greedy decoding gives an answer if and only if each of its tokens is the most likely one at its place.
+        """
         conversations = [Conversation() for _ in examples]
         for conversation, example in zip(conversations, examples, strict=True):
             self._encoder.turn(conversation, example.prompt, example.answer)
@@ -137,7 +139,7 @@ class Trainer:
         return num_right / len(examples)
 
     def evaluate(self, num: int, seed: int = 12345) -> dict[str, float]:
-        """Returns the share of held-out prompts that are answered exactly, per task."""
+        """Returns the share of held-out prompts with an exact answer, by task."""
         rng = random.Random(seed)
         return {
             name: self.accuracy([task.generate(rng, held_out=True) for _ in range(num)])
@@ -145,8 +147,7 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Writes the files that transformers loads; the weights are rounded to the precision in which they were
-        trained."""
+        """Writes the files that transformers loads. Weights are rounded to the precision of training."""
         self._out.mkdir(parents=True, exist_ok=True)
         weights = {name: weight.detach().bfloat16() for name, weight in self.model.state_dict().items()}
         save_file(weights, self._out / "model.safetensors", metadata={"format": "pt"})
@@ -229,7 +230,7 @@ def train_stage(trainer: Trainer, stage: Stage) -> dict[str, Any]:
 
 
 def train(out: Path, start: Path | None) -> None:
-    """Does all stages or, from the folder of a finished one, those after it."""
+    """Runs all stages or, with the folder of a finished one, those after it."""
     torch.set_num_threads(2)
     trainer, records = Trainer(out), list[dict[str, Any]]()
     if start is not None:
@@ -237,7 +238,7 @@ def train(out: Path, start: Path | None) -> None:
         records = json.loads((start / "training.json").read_text())["stages"]
     for stage in STAGES[len(records) :]:
         records.append(train_stage(trainer, stage))
-        # The next stage begins with the weights as they are stored.
+        # The next stage starts from the stored, rounded weights.
         trainer.load(out)
         accuracy = trainer.evaluate(NUM_EVALUATED_AT_END)
         show(accuracy)
@@ -255,7 +256,7 @@ def train(out: Path, start: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder that the model is written to")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--start", type=Path, help="folder with the result of an earlier stage")
     options = parser.parse_args()
     train(options.out, options.start)

@@ -1,15 +1,14 @@
-"""How text is cut into tokens, in plain Python; `tokenizer.py` builds the same for the tokenizers library.
+"""Splits text into tokens, in plain Python. `tokenizer.py` builds the same for the tokenizers library.
 
-Every character is spelled in bytes, except for the pieces below: the words of the phrasings, written exactly
-so (with the space before them where there is one), and a few joints. A word that is spelled or reversed, and
-every digit, thereby stays one token per character.
+Characters are spelled in bytes, except for the pieces below: the exact words of phrasings, with their leading space,
+and a few joints. So a word to spell or reverse, and every number, has one token per character.
 """
 
 from __future__ import annotations
 
 import re
 
-# These are tried in this order at each place: a joint, a word with the space before it, or a single character.
+# Alternatives in their order: a joint, a word with its leading space, a single character.
 PIECE = r", | [-+=] | ?[A-Za-z]+|[^A-Za-z]"
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -54,5 +53,5 @@ _WHOLE = frozenset(PIECES)
 
 
 def num_tokens(text: str) -> int:
-    """Returns how many tokens the tokenizer cuts ordinary text (without special tokens) into."""
+    """Returns the number of tokens of a text without special tokens."""
     return sum(1 if piece in _WHOLE else len(piece.encode()) for piece in _PIECE.findall(text))

@@ -1,4 +1,4 @@
-"""English words that prompts ask about, and made-up ones, so that no model can succeed by knowing a list."""
+"""Words for prompts: English and made-up ones, so that knowing a list of words is not enough."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_letters(rng: random.Random, length: int) -> str:
 
 
 def pronounceable(rng: random.Random, length: int) -> str:
-    """Returns alternating consonants and vowels, with doubled letters now and then."""
+    """Returns a made-up word of alternating consonants and vowels, with some doubled letters."""
     letters: list[str] = []
     vowel_next = rng.random() < 0.5
     while len(letters) < length:
@@ -68,7 +68,7 @@ def pronounceable(rng: random.Random, length: int) -> str:
 
 
 def any_word(rng: random.Random, min_len: int = 2, max_len: int = MAX_WORD_LEN) -> str:
-    """Returns an English word about half of the time, otherwise a made-up one; never one that is a token as a whole."""
+    """Returns an English or a made-up word, each about half of the time. It is never a single token."""
     while True:
         word = _any_word(rng, min_len, max_len)
         if min_len <= len(word) <= max_len and f" {word}" not in PIECES:

@@ -14,6 +14,7 @@ from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
 
 # vLLM has "float" and "half", too.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DECODE_KERNELS = ("balanced", "plain")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "int4", "fp8")
@@ -21,67 +22,67 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    model: Annotated[str, "directory, hub name, or (with load format dummy) a preset"]
-    tokenizer: Annotated[str | None, "where the tokenizer is, if not with the model"] = None
-    skip_tokenizer_init: Annotated[bool, "accept and return token ids only"] = False
+    model: Annotated[str, "directory, hub name, or a preset with --load-format dummy"]
+    tokenizer: Annotated[str | None, "directory of the tokenizer [default: the model's]"] = None
+    skip_tokenizer_init: Annotated[bool, "load no tokenizer; requests and answers are token ids"] = False
     allow_special_tokens_in_messages: Annotated[
-        bool, "a special token's text in a chat's messages becomes that token, as in the template itself"
+        bool, "parse the text of special tokens in chat messages as these tokens"
     ] = False
-    revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
-    dtype: Annotated[str, f"dtype of weights and KV: {', '.join(DTYPES)}; auto: the checkpoint's"] = "auto"
+    revision: Annotated[str | None, "branch, tag or commit on the hub [default: main]"] = None
+    dtype: Annotated[str, "dtype of weights and KV; auto is the checkpoint's", DTYPES] = "auto"
     quantization: Annotated[
-        str | None, "int8, int4 or fp8: quantise linear layers when weights are loaded; on CPUs"
+        str | None, "quantize linear layers when weights are loaded [default: no]", QUANTIZATIONS
     ] = None
     tensor_parallel_size: Annotated[
-        int, "processes that share an instance's model, each with some of its heads; on CPUs"
+        int, "processes, and GPUs, that each instance's model is divided over"
     ] = 1
     kv_cache_dtype: Annotated[
         str,
-        "dtype of KV: auto (the model's), or 8 bits a value: fp8 (e4m3), int8 (a scale per token and head)",
+        "dtype of KV in instances; auto is the model's, fp8 is e4m3, int8 scales each token and head",
+        tuple(KV_CACHE_DTYPES),
     ] = "auto"
-    enable_lora: Annotated[
-        bool, "no effect, accepted for vLLM's commands: --lora-modules enables adapters"
-    ] = False
+    enable_lora: Annotated[bool, "accepted for vLLM's commands; --lora-modules is enough"] = False
     lora_modules: Annotated[
         tuple[str, ...],
-        "adapters (LoRA), served as models: name=path, or JSON with name and path; several may follow",
+        "LoRA adapters to serve as models: name=path, or JSON with name and path; several may follow",
     ] = ()
-    max_lora_rank: Annotated[int, "the highest rank of an adapter"] = 16
-    device: Annotated[str, "cpu, cuda (offline also cuda:1, ...), or auto: CUDA if there is a GPU"] = "auto"
+    max_lora_rank: Annotated[int, "maximum rank of an adapter"] = 16
+    device: Annotated[str, "cpu, cuda, or auto: a GPU if there is one; without a server also cuda:1, …"] = (
+        "auto"
+    )
     attention_backend: Annotated[
-        str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"
+        str,
+        "kernels to use; auto is triton on GPUs and cpu, which is native code, on CPUs",
+        ATTENTION_BACKENDS,
     ] = "auto"
     decode_kernel: Annotated[
-        str, "for backend triton: balanced, or plain (one program per sequence and KV head)"
+        str, "decode kernel of triton; plain runs one program per sequence and KV head", DECODE_KERNELS
     ] = "balanced"
-    enforce_eager: Annotated[bool, "no CUDA graphs: kernels are launched one by one"] = False
+    enforce_eager: Annotated[bool, "launch kernels one by one, without CUDA graphs"] = False
     cudagraph_capture_sizes: Annotated[
-        tuple[int, ...], "batches of decodes to capture [default: 1, 2, 4, then multiples of 8]"
+        tuple[int, ...],
+        "batch size to capture as a CUDA graph; repeat for more [default: 1, 2, 4, then multiples of 8]",
     ] = ()
-    gpu_memory_utilization: Annotated[
-        float, "share of a GPU's memory that this process may use, for weights, KV and work space"
-    ] = 0.92
-    load_format: Annotated[str, "dummy makes random weights of the right shapes"] = "auto"
-    max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = (
-        None
-    )
-    max_num_seqs: Annotated[int, "requests that run at once"] = 256
-    max_num_batched_tokens: Annotated[int, "tokens of one iteration, prompts and outputs together"] = 2048
-    max_prefill_chunk: Annotated[int | None, "tokens of one prompt in one iteration [default: no limit]"] = (
-        None
-    )
-    block_size: Annotated[int, "tokens per KV block"] = 16
-    enable_prefix_caching: Annotated[bool, "prompts that share a prefix with earlier ones reuse its KV"] = (
-        True
-    )
-    hidden_cache: Annotated[bool, "the inputs of layers may be kept in place of KV, in half the memory"] = (
-        False
-    )
-    kv_cache_memory_bytes: Annotated[
-        int | None, "memory for KV, in bytes [default: 4 GiB, or most of a GPU's free memory]"
+    gpu_memory_utilization: Annotated[float, "share of a GPU's memory for weights, activations and KV"] = 0.92
+    load_format: Annotated[str, "format of the weights; dummy makes random ones", LOAD_FORMATS] = "auto"
+    max_model_len: Annotated[
+        int | None, "maximum tokens of a request, prompt and output [default: the model's]"
     ] = None
-    seed: Annotated[int, "requests without a seed get one derived from this one"] = 0
-    use_tqdm: Annotated[bool, "progress bars"] = True
+    max_num_seqs: Annotated[int, "maximum requests that an instance runs at once"] = 256
+    max_num_batched_tokens: Annotated[int, "maximum tokens of an iteration, prompts and outputs"] = 2048
+    max_prefill_chunk: Annotated[
+        int | None, "maximum tokens of one prompt in an iteration [default: no limit]"
+    ] = None
+    block_size: Annotated[int, "tokens per KV block"] = 16
+    enable_prefix_caching: Annotated[bool, "reuse the KV of equal prompt prefixes"] = True
+    hidden_cache: Annotated[
+        bool, "let policies keep the inputs of layers instead of KV, in half the memory"
+    ] = False
+    kv_cache_memory_bytes: Annotated[
+        int | None, "memory of each instance for KV [default: 4 GiB, or most of a GPU's free memory]"
+    ] = None
+    seed: Annotated[int, "seed of requests that have none"] = 0
+    use_tqdm: Annotated[bool, "show progress bars"] = True
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

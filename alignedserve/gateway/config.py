@@ -25,29 +25,27 @@ MAX_TBT_MS = 60_000.0
 
 @dataclass(frozen=True)
 class HttpConfig:
-    host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
-    port: Annotated[int, "port of the HTTP endpoint"] = 8000
-    served_model_name: Annotated[str | None, "the model's name to clients [default: as given]"] = None
-    strict_parameters: Annotated[bool, "refuse unknown parameters instead of ignoring them"] = False
+    host: Annotated[str, "address of the HTTP server"] = "127.0.0.1"
+    port: Annotated[int, "port of the HTTP server"] = 8000
+    served_model_name: Annotated[str | None, "name of the model for clients [default: as given]"] = None
+    strict_parameters: Annotated[bool, "refuse unknown request parameters instead of ignoring them"] = False
     embedding_pooling: Annotated[
-        str, "an embedding is the hidden state of the prompt's last token (last), or the mean of all (mean)"
+        str, "an embedding is the state of the last token, or the mean over all tokens", POOLINGS
     ] = POOLINGS[0]
-    shared_files: Annotated[bool, "each API key sees the files and batches of all keys"] = False
+    shared_files: Annotated[bool, "show all files and batches to every API key"] = False
     allowed_origins: Annotated[
         tuple[str, ...],
-        "origin of pages that may call the server from a browser (CORS), or *: any; repeat for several",
+        "origin whose pages may call the server from a browser (CORS), or * for any; repeat for more",
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        "host name that clients may use besides its addresses, or *: any; repeat for several "
-        "[default: any, if there are API keys]",
+        "name under which clients may reach the server, or * for any; repeat for more "
+        "[default: its addresses; any with API keys]",
     ] = ()
-    shutdown_timeout: Annotated[
-        float, "seconds that running requests have to finish when the server stops"
-    ] = 30.0
-    otlp_endpoint: Annotated[
-        str | None, "URL that receives OpenTelemetry traces over HTTP [default: none]"
-    ] = None
+    shutdown_timeout: Annotated[float, "seconds that running requests have to finish at shutdown"] = 30.0
+    otlp_endpoint: Annotated[str | None, "URL of an OTLP collector for traces, over HTTP [default: none]"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -95,12 +93,12 @@ class KeyConfig:
 
     api_key: Annotated[
         tuple[str, ...],
-        "key that clients must send; repeat for several (visible in ps: prefer a file)",
+        "API key that clients must send; repeat for more. It is visible in ps, a file is not",
     ] = field(default=(), repr=False)
     api_key_file: Annotated[
-        str | None, "file of API keys, one per line, each followed by its group, if any"
+        str | None, "file of API keys, one a line, each optionally followed by its group"
     ] = None
-    allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
+    allow_no_auth: Annotated[bool, "allow a public address without API keys"] = False
 
     def check(self, http: HttpConfig) -> None:
         """Raises ValueError if the server would be open to other machines without API keys and without
@@ -117,12 +115,10 @@ class KeyConfig:
 class SloConfig:
     """Default objectives of real-time requests, by service tier, in milliseconds; 0: no objective."""
 
-    ttft_ms: Annotated[float, "time to first token, the objective of requests that name none; 0: none"] = (
-        1000.0
-    )
-    tbt_ms: Annotated[float, "time between tokens, likewise"] = 100.0
-    priority_ttft_ms: Annotated[float, "time to first token of service_tier=priority"] = 500.0
-    priority_tbt_ms: Annotated[float, "time between tokens of service_tier=priority"] = 50.0
+    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none"] = 1000.0
+    tbt_ms: Annotated[float, "default TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
+    priority_ttft_ms: Annotated[float, "--slo-ttft-ms of service_tier=priority"] = 500.0
+    priority_tbt_ms: Annotated[float, "--slo-tbt-ms of service_tier=priority"] = 50.0
 
     def __post_init__(self) -> None:
         for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):

@@ -22,46 +22,51 @@ MAX_OUTPUT_LOGPROBS = 1 << 19
 
 @dataclass(frozen=True)
 class Limits:
-    max_body_bytes: Annotated[int, "largest body of a request; more: 413"] = 8 << 20
+    max_body_bytes: Annotated[int, "maximum bytes of a request body; more is a 413"] = 8 << 20
     max_total_body_bytes: Annotated[
-        int, "all request bodies in memory together; one API key may have half of it; more: 503"
+        int, "maximum bytes of all request bodies in memory, half of them per API key; more is a 503"
     ] = 256 << 20
-    max_file_bytes: Annotated[int, "largest uploaded file; more: 413"] = 200_000_000
-    max_prompt_tokens: Annotated[int | None, "longest prompt [default: the model's limit]"] = None
-    max_call_tokens: Annotated[int, "tokens of all prompts of one call, each times its choices"] = 4 << 20
-    max_choices: Annotated[int, "choices of one call: its prompts times n (or best_of)"] = 256
-    max_logprobs: Annotated[int, "likeliest tokens per position that a call may ask for"] = MAX_LOGPROBS
-    max_stop_strings: Annotated[int, "stop strings of one call"] = 16
-    max_stop_chars: Annotated[int, "longest stop string"] = 256
-    max_token_ids: Annotated[int, "entries of stop_token_ids or logit_bias of one call"] = 1024
-    max_grammar_bytes: Annotated[int, "largest JSON schema, regex, choice list or grammar"] = 64 << 10
-    grammar_timeout_s: Annotated[float, "CPU seconds that a schema, regex or grammar may take to compile"] = (
+    max_file_bytes: Annotated[int, "maximum bytes of an uploaded file; more is a 413"] = 200_000_000
+    max_prompt_tokens: Annotated[int | None, "maximum tokens of a prompt [default: --max-model-len]"] = None
+    max_call_tokens: Annotated[int, "maximum prompt tokens of a request, multiplied by its choices"] = 4 << 20
+    max_choices: Annotated[int, "maximum choices of a request: prompts times n or best_of"] = 256
+    max_logprobs: Annotated[int, "maximum value of logprobs and top_logprobs"] = MAX_LOGPROBS
+    max_stop_strings: Annotated[int, "maximum stop strings of a request"] = 16
+    max_stop_chars: Annotated[int, "maximum characters of a stop string"] = 256
+    max_token_ids: Annotated[int, "maximum entries of stop_token_ids or logit_bias"] = 1024
+    max_grammar_bytes: Annotated[int, "maximum bytes of a JSON schema, regex, choice list or grammar"] = (
+        64 << 10
+    )
+    grammar_timeout_s: Annotated[float, "CPU seconds that compiling a schema, regex or grammar may take"] = (
         1.0
     )
     max_requests_per_key: Annotated[
-        int, "open requests of an API key, or of all clients if the server needs no key; more: 429"
+        int, "maximum open requests of an API key, or of all clients without keys; more is a 429"
     ] = 4096
-    max_open_batches: Annotated[int, "unfinished batches of all API keys together; more: 429"] = 1000
-    max_open_batches_per_key: Annotated[int, "unfinished batches of an API key or its group; more: 429"] = 200
+    max_open_batches: Annotated[int, "maximum unfinished batches of all API keys; more is a 429"] = 1000
+    max_open_batches_per_key: Annotated[
+        int, "maximum unfinished batches of an API key or its group; more is a 429"
+    ] = 200
     max_stored_bytes: Annotated[
         int | None,
-        "results and batches in Redis's memory, and files if there is no --files-at; more: 413 "
+        "maximum bytes that Redis keeps of results, batches and, without --files-at, files; more is a 413 "
         "[default: a quarter of this machine's memory, at most 4 GiB]",
     ] = None
     max_stored_bytes_per_key: Annotated[
         int | None,
-        "the same of an API key or its group [default: half of that, if there are several]",
+        "--max-stored-bytes of an API key or its group [default: half of it, if there are several keys]",
     ] = None
     max_files_at_bytes: Annotated[
         int | None,
-        "files in --files-at; more: 413 [default: half of a directory's disk; no limit for a bucket]",
+        "maximum bytes of files in --files-at; more is a 413 [default: half of the disk; no limit for a bucket]",
     ] = None
     max_files_at_bytes_per_key: Annotated[
-        int | None, "the same of an API key or its group [default: half of that, if there are several]"
+        int | None,
+        "--max-files-at-bytes of an API key or its group [default: half of it, if there are several keys]",
     ] = None
-    max_connections: Annotated[int, "open connections; if there are more, the one idle longest is closed"] = (
-        8192
-    )
+    max_connections: Annotated[
+        int, "maximum open connections; beyond that, the longest idle one is closed"
+    ] = 8192
 
     def __post_init__(self) -> None:
         for field in fields(self):

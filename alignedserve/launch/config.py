@@ -15,55 +15,57 @@ MAX_GATEWAYS = 64
 @dataclass(frozen=True)
 class LaunchConfig:
     prefill_instances: Annotated[
-        int | None, "instances of each island; one GPU each where there are GPUs [default: 1]"
+        int | None, "prefill instances per island, each with its own GPU if there are any [default: 1]"
     ] = None
-    decode_instances: Annotated[
-        int | None, "instances of each island; one GPU each where there are GPUs [default: 1]"
-    ] = None
+    decode_instances: Annotated[int | None, "decode instances per island [default: 1]"] = None
     colocated_instances: Annotated[
-        int | None, "instances that compute prompts and decode, instead [default: 1 where there is one GPU]"
+        int | None,
+        "instances that prefill and decode, in place of both kinds above [default: 1 on a machine with one GPU]",
     ] = None
-    gateways: Annotated[int, "processes that answer HTTP, all at the same port"] = 1
+    gateways: Annotated[int, "HTTP processes, all at the same port"] = 1
     island_gateways: Annotated[
         bool,
-        "one more gateway on each island's host, at the same port there; needs --host 0.0.0.0 and --redis-url",
+        "run a gateway on the host of each island as well; needs --host 0.0.0.0 and --redis-url",
     ] = False
     pool_memory_bytes: Annotated[
         int | None,
-        "shared memory of each island for KV [default: 1 GiB, or one request of max_model_len if that is more; at most "
-        "half of what is free]",
+        "shared memory of each island's KV pool [default: 1 GiB, at least one request of --max-model-len, at most half "
+        "of the free memory]",
     ] = None
     pool_kv_dtype: Annotated[
         str,
-        "dtype of KV in that memory: auto (as in instances), or int8: one byte per value, slightly inexact",
+        "dtype of KV in the pool; auto is that of instances, int8 halves its size and rounds",
+        tuple(POOL_KV_DTYPES),
     ] = "auto"
     address: Annotated[
-        str | None,
-        "address of a Ray cluster to join: its nodes become islands [default: Ray on this machine]",
+        str | None, "address of a Ray cluster, whose nodes become islands [default: this machine alone]"
     ] = None
-    min_islands: Annotated[int, "nodes of the cluster to wait for before it starts"] = 1
+    min_islands: Annotated[int, "nodes of the cluster to wait for at the start"] = 1
     max_islands: Annotated[
         int | None,
-        "most nodes of the cluster to use; if nodes have the resource island, Ray's autoscaler is asked for as many as "
-        "traffic needs [default: all]",
+        "maximum nodes of the cluster to use; with a resource called island, Ray's autoscaler adds them as traffic "
+        "grows [default: all]",
     ] = None
     redis_url: Annotated[
         str | None,
-        "Redis that keeps files and batch jobs: redis://, rediss://, redis+sentinel:// "
-        "[default: a private one, in the state directory]",
+        "Redis for files and batch jobs: redis://, rediss:// or redis+sentinel:// "
+        "[default: a private one in --state-dir]",
     ] = None
     state_dir: Annotated[
-        str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
+        str | None,
+        "directory of the private Redis, which keeps files and batch jobs [default: ~/.local/state/alignedserve]",
     ] = None
     files_at: Annotated[
-        str | None, "directory or s3://BUCKET/PREFIX where files of batches are kept [default: in Redis]"
+        str | None, "directory or s3://BUCKET/PREFIX for the content of files [default: Redis]"
     ] = None
     cost_profile: Annotated[
         str | None,
-        "file of the cost model's profile, written if it is missing; or none: no predictions of time "
+        "file of the cost model's profile, measured if it does not exist; none schedules without a cost model "
         "[default: in ~/.cache/alignedserve/profiles]",
     ] = None
-    event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
+    event_log: Annotated[str | None, "directory for a log of the router's events, which can be replayed"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         apart = ("prefill_instances", "decode_instances")

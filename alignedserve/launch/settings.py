@@ -69,10 +69,10 @@ def sections() -> Iterator[Section]:
 def settings_of(model: str | None, options: Mapping[str, Any]) -> Settings:
     """Returns the settings. `options` are the flags' values by name. Raises ValueError for a value that is not
     allowed."""
-    if model is None:
-        options = {**options, "served_model_name": options.get("served_model_name") or "demo"}
+    if model in (None, demo.NAME):
+        options = {**options, "served_model_name": options.get("served_model_name") or demo.NAME}
     told = {each.name: taken(each.config_class, options, each.prefix) for each in sections()}
-    told["engine"]["model"] = model or str(demo.MODEL_DIR)
+    told["engine"]["model"] = demo.directory_of(model)
     return Settings(**{each.name: each.config_class(**told[each.name]) for each in sections()})
 
 

@@ -13,15 +13,13 @@ MAX_ENTRIES = 8192
 
 @dataclass(frozen=True)
 class LengthConfig:
-    predictor: Annotated[str, "predictor of answers' lengths: hash, sentence (embeddings) or none"] = "hash"
+    predictor: Annotated[str, "predictor of answer lengths; sentence uses embeddings", KINDS] = "hash"
     predictor_model: Annotated[
         str | None, "model for sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None
-    predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
-    corpus: Annotated[str | None, "a file of prompts and answers, to learn lengths from before serving"] = (
-        None
-    )
-    # Seconds between two saves of the predictor's state.
+    predictor_entries: Annotated[int, "past prompts that the length predictor remembers"] = MAX_ENTRIES
+    corpus: Annotated[str | None, "file of prompts and answers to learn lengths from at the start"] = None
+    # The seconds between two saves of what was learned.
     save_s: float = 300.0
 
     def __post_init__(self) -> None:

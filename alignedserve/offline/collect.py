@@ -1,4 +1,4 @@
-"""From the engine's tokens to text and results: the work of a front end for each sequence."""
+"""Turns the engine's tokens into text and results, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class SequenceCollector:
         self._stop: StopStrings | None = None
         if self._tokenizer is not None and params.stop_strings:
             self._stop = StopStrings(self._tokenizer, params)
-        # The text up to a stop string.
+        # Pieces of text up to a stop string.
         self._texts: list[str] = []
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
 
     def add(self, event: TokenOutput) -> bool:
-        """Takes an output of the engine. Returns True when a stop string has just ended a sequence which the engine
-        would go on with."""
+        """Adds an output of the engine.
+
+        Returns True if it completes a stop string, so that the engine has to stop the sequence.
+        """
         for position in event.prompt_logprobs or ():
             self.prompt_logprobs.append(as_position(position, self._decode))
         if event.token_id is not None:
@@ -75,7 +77,7 @@ def decode_token(tokenizer: Tokenizer | None, token_id: int) -> str | None:
 
 
 def as_position(found: TokenLogprobs, decode: partial[str | None]) -> PositionLogprobs:
-    """Puts the chosen token first. If it is among the likeliest too, it appears once."""
+    """Returns log-probabilities by token id, the chosen token first. Each token appears once."""
     position: PositionLogprobs = {}
     for token, logprob, rank in zip(found.token_ids, found.logprobs, found.ranks, strict=True):
         if token not in position:

@@ -1,4 +1,4 @@
-"""What embed returns, shaped like vLLM's results, and how it is computed."""
+"""The results of embed, shaped like vLLM's, and their computation."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def embeddings_of(
     tell: Callable[[int], object],
     adapters: Sequence[str],
 ) -> list[EmbeddingRequestOutput]:
-    """Fills in the outputs. `tell` is called with the number of prompts that were done in each step. `adapters`: the
-    name of each prompt's, empty for none. Raises the error of a prompt that can't be run."""
+    """Fills in the outputs and returns them. Raises the error of a prompt that can't run.
+
+    `tell` is called after each step with the number of finished prompts. `adapters` are the adapters' names, one for
+    each prompt; an empty name is none.
+    """
     results = {RequestId(each.request_id): each for each in asked}
     for (request_id, each), adapter in zip(results.items(), adapters, strict=True):
         instance.add_request(

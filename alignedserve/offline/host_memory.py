@@ -1,5 +1,7 @@
-"""Memory of this process for KV that has left its instance. It is as large as it can ever need to be, and costs
-nothing until it is written to."""
+"""Memory of this process for the KV of preempted requests.
+
+It has the maximum size from the start. Pages cost nothing until they are written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import PoolBlockId
 
-# Some versions of `mmap` lack it: it lets the system not promise that all the memory is there.
+# Lets the mapping exceed the available memory. Some versions of `mmap` lack the constant.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -22,7 +24,7 @@ class HostMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         memory = np.frombuffer(mmap.mmap(-1, num_blocks * block_bytes, flags=flags), dtype=np.uint8)
         self.blocks: NDArray[np.uint8] = memory.reshape(num_blocks, block_bytes)
-        # It is a stack: blocks that were written to before are used again first.
+        # A stack, so that blocks with allocated pages are reused first.
         self._free = [PoolBlockId(block) for block in reversed(range(num_blocks))]
 
     @property
@@ -42,5 +44,5 @@ class HostMemory:
 
 @contextmanager
 def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.uint8]]:
-    """Memory as an instance without a router has it for KV, for a context."""
+    """Yields memory for KV like that of an instance without a router."""
     yield HostMemory(num_blocks, form.column_bytes).blocks

@@ -1,4 +1,4 @@
-"""The offline API: `LLM(model).generate(prompts)`. Scripts written for vLLM run with the import changed."""
+"""The offline API: `LLM(model).generate(prompts)`. Scripts for vLLM run with only the import changed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
+from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
 from tqdm import tqdm
 
+from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
@@ -44,13 +46,13 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass
 class _Job:
-    """One prompt of a generate call, with its n sequences."""
+    """One prompt of a generate call and its n sequences."""
 
     request_id: str
     prompt: str | None
     token_ids: list[int]
     params: SamplingParams
-    # The name of its adapter; empty: it has none.
+    # Name of the adapter; empty for none.
     adapter: str = ""
     sequences: list[SequenceCollector] = field(default_factory=list)
     # The request of the first sequence.
@@ -76,7 +78,7 @@ class _Job:
 class LLM:
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         policy: str = "fcfs",
         preemption_mode: str = "swap",
@@ -85,13 +87,15 @@ class LLM:
         lora_modules: Modules = (),
         **options: Any,
     ) -> None:
-        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ...
+        """Loads a model: a directory, a name on the Hugging Face hub, or "demo" for the demo model.
 
-        `policy` says which prompts run when: a name in docs/policies.md, or package.module:Class. Some policies ask how
-        long iterations take: `cost_profile` is a file that says so, made if there is none; without it they do without.
-        `preemption_mode`: what becomes of the KV of requests that have to leave, as of `alignedserve serve`.
-        `pool_kv_dtype`: how KV of preempted requests is kept, as of `alignedserve serve`.
-        `lora_modules`: adapters, {name: path}, which are loaded with the model; `lora_request` of a call names one.
+        - `policy`: the order in which prompts run, a name in docs/policies.md or package.module:Class.
+        - `preemption_mode`, `pool_kv_dtype`: KV of preempted requests, as for `alignedserve serve`.
+        - `cost_profile`: file of iteration times, which some policies use. It is measured if it does not exist.
+        - `lora_modules`: adapters to load with the model, as {name: path}. `lora_request` of a call names one.
+        - `options`: fields of EngineConfig, such as dtype, device, max_model_len and max_num_seqs.
+
+        Raises ValueError for an option that is unknown or not allowed.
         """
         made = make_policy(SchedulingConfig(policy, preemption_mode=preemption_mode))
         options = without_vllm_options(options)
@@ -104,12 +108,14 @@ class LLM:
         for name in options:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
-        self.config = EngineConfig(model=model, lora_modules=texts_of(lora_modules), **options)
+        self.config = EngineConfig(
+            model=directory_of(str(model)), lora_modules=texts_of(lora_modules), **options
+        )
         check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
         if self.config.hidden_cache:
             check_keeps_inputs(made)
             if cost_profile is None:
-                raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
+                raise ValueError("hidden_cache: needs a cost_profile with the time of restoring KV")
         built = build_engine(self.config)
         for text in other_bases(built.source.name, self.config.adapters):
             logger.warning("%s", text)
@@ -123,17 +129,17 @@ class LLM:
         )
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None
-        # A preset has no files, and so no tokenizer.
+        # A preset has no files, so it has no tokenizer.
         tokenizer = self.config.tokenizer or built.source.directory
         if tokenizer is not None and not self.config.skip_tokenizer_init:
             self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
-        # Only one generate call runs at a time, because a step's outputs go to whichever call takes them.
+        # Only one generate call runs at a time: the outputs of a step belong to one call.
         self._running = Lock()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of prompts that are given none."""
+        """Returns the parameters of prompts without any."""
         return SamplingParams()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -150,11 +156,12 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: Asked | Sequence[Asked] = None,
     ) -> list[RequestOutput]:
-        """Returns one result for each prompt, in order. `lora_request`: the adapter of all, or one each, by its name or
-        as a LoRARequest; None: no adapter.
+        """Returns one result for each prompt, in their order.
 
-        All prompts are checked before any of them runs: InvalidRequest names the first bad one, and nothing
-        was started. A request that fails while it runs ends with finish_reason "error"; the others go on.
+        `lora_request` is the adapter of all prompts, or a list with one for each: a name, a LoRARequest, or None.
+
+        All prompts are checked before any of them runs. InvalidRequest names the first bad one. A request that fails
+        later ends with finish_reason "error", and the others continue.
         """
         many = _as_list(prompts)
         adapters = adapters_of(lora_request, len(many), self.config.adapters)
@@ -174,9 +181,11 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: Asked | Sequence[Asked] = None,
     ) -> list[RequestOutput]:
-        """Generates for one conversation or several, through the model's chat template. Messages are data: special
-        tokens in them are text, unless LLM was created with `allow_special_tokens_in_messages=True`. In prompts of
-        `generate` they are tokens."""
+        """Generates answers to one or several conversations, with the model's chat template.
+
+        Special tokens in messages are plain text, unless LLM has `allow_special_tokens_in_messages=True`. In prompts
+        of `generate` they are tokens.
+        """
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Messages]", [messages] if is_one else messages)
         tokenizer = self.get_tokenizer()
@@ -199,11 +208,12 @@ class LLM:
         pooling: str = "last",
         lora_request: Asked | Sequence[Asked] = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Returns the embedding of each prompt, in order, of length 1: the state of its last token, or with
-        `pooling="mean"` the mean of all its tokens' states.
+        """Returns the embedding of each prompt, in their order, as a vector of length 1.
 
-        All prompts are checked before any of them runs: InvalidRequest names the first bad one. If one fails while it
-        runs, so does the call.
+        It is the state of the last token or, with `pooling="mean"`, the mean over all tokens.
+
+        All prompts are checked before any of them runs. InvalidRequest names the first bad one. If a prompt fails
+        later, the call fails.
         """
         asked = [self._to_embed(index, prompt, pooling) for index, prompt in enumerate(_as_list(prompts))]
         adapters = adapters_of(lora_request, len(asked), self.config.adapters)
@@ -273,7 +283,7 @@ class LLM:
 
     @contextmanager
     def _emptying(self) -> Iterator[None]:
-        """Leaves nothing of a call that ends early, whatever the reason, a ctrl-C in the middle of a step included."""
+        """Ends all requests if the block raises, which includes Ctrl-C in the middle of a step."""
         try:
             yield
         except BaseException:

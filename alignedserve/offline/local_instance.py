@@ -1,7 +1,7 @@
-"""A colocated instance without a router: it is given requests, and reports what each iteration did for them.
+"""A colocated instance in the caller's process, without a router.
 
-Preempted requests go to memory of this process (`host_memory.py`), and come back. `step` is the table of contents:
-offer requests, run an iteration, take what came of it.
+`step` offers waiting requests to the worker, runs an iteration, and returns its outputs. Preempted requests keep their
+KV in memory of this process (`host_memory.py`) until they are admitted again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
-# Each iteration looks at all offered requests: so many per slot are enough to choose from.
+# Maximum number of offered requests per slot. Each iteration looks at all of them, and two are enough to choose from.
 OFFERED = 2
-# The longest wait in seconds for a copy or a grammar; it is over sooner when that ends.
+# Maximum seconds to wait for a copy or a grammar. Its end interrupts the wait.
 WAIT_S = 1.0
 
 
@@ -42,14 +42,14 @@ class LocalRequest:
     key: RequestKey
     work: Work
     output: list[int] = field(default_factory=list)
-    # The number of tokens of its prompt whose KV was there when it started.
+    # Prompt tokens with KV in the prefix cache when the request started.
     num_found: int = 0
-    # Its blocks in host memory, while it is preempted or on its way.
+    # Blocks in host memory, while it is preempted or being copied.
     blocks: list[PoolBlockId] = field(default_factory=list)
 
 
 class _Worker(ColocatedWorker):
-    """Keeps the engine's outputs as they are, for `step` to return."""
+    """Collects the engine's outputs for `step`."""
 
     outputs: list[TokenOutput]
 
@@ -67,7 +67,7 @@ class LocalInstance:
         estimate: Estimate | None = None,
         pool_kv_dtype: str = "auto",
     ) -> None:
-        """`pool_kv_dtype`: one of POOL_KV_DTYPES, of KV in host memory."""
+        """`pool_kv_dtype`: dtype of KV in host memory, one of POOL_KV_DTYPES."""
         self.engine = engine
         self._pool_format = engine.format.in_pool(pool_kv_dtype)
         self._policy = policy or make_policy(SchedulingConfig("fcfs"))
@@ -76,7 +76,7 @@ class LocalInstance:
         self._keys = count(1)
         self._wake = threading.Event()
         self._memory: HostMemory | None = None
-        # The number of times that a request left with its KV, and without it.
+        # Number of preemptions that kept the KV, and that dropped it.
         self.num_evictions = self.num_drops = 0
         self._begin()
 
@@ -99,10 +99,10 @@ class LocalInstance:
         self._worker.outputs = []
         self._requests: dict[RequestKey, LocalRequest] = {}
         self._by_id: dict[RequestId, LocalRequest] = {}
-        # Requests wait here until they are offered, and then their keys there until they are admitted.
+        # Requests that are not offered yet, and the keys of those that are offered but not admitted.
         self._waiting: deque[LocalRequest] = deque()
         self._offered: set[RequestKey] = set()
-        # These were aborted, and their blocks may be under a copy.
+        # Aborted requests, with blocks that may still be copied.
         self._leaving: dict[RequestKey, LocalRequest] = {}
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -117,8 +117,11 @@ class LocalInstance:
         pooling: str | None = None,
         adapter: str = "",
     ) -> LocalRequest:
-        """Queues a request, which is best effort without deadlines. Raises InvalidRequest and queues nothing if it
-        can't be run. `pooling`, `adapter`: see `protocol.messages.Request`."""
+        """Queues a request. Without deadlines it is best effort.
+
+        Raises InvalidRequest if it can't run; then nothing is queued. `pooling`, `adapter`: see
+        `protocol.messages.Request`.
+        """
         if request_id in self._by_id:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         if params.structured_outputs is not None:
@@ -134,7 +137,7 @@ class LocalInstance:
         return request
 
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a request in any state. Returns False if it had ended already."""
+        """Ends a request in any state. Returns False if it has already ended."""
         request = self._by_id.pop(request_id, None)
         if request is None:
             return False
@@ -149,14 +152,14 @@ class LocalInstance:
         return True
 
     def reset(self) -> None:
-        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
+        """Ends all requests, also after an exception in the middle of a step."""
         self._transfers.close()
         self.engine.reset()
         self._memory = None
         self._begin()
 
     def close(self) -> None:
-        """Ends all threads. Safe to repeat."""
+        """Stops all threads. Safe to repeat."""
         self._transfers.close()
 
     @property
@@ -164,7 +167,7 @@ class LocalInstance:
         return len(self._requests)
 
     def check_idle(self) -> None:
-        """Raises with both numbers if anything is left of finished requests."""
+        """Raises RuntimeError, with both numbers, if anything is left of finished requests."""
         self._settle()
         self._worker.check_idle()
         self.engine.check_idle()
@@ -174,7 +177,7 @@ class LocalInstance:
             raise RuntimeError(f"idle, but {num_left} requests and {num_used} blocks of host memory are left")
 
     def _settle(self) -> None:
-        """Waits until aborted requests have gone."""
+        """Waits until aborted requests have freed their blocks."""
         while self._leaving:
             self._iterate()
 
@@ -225,15 +228,15 @@ class LocalInstance:
             case Failed(key=key) if request := self._requests.get(key):
                 self._free(request)
                 if message.what != "evict":
-                    # Its KV is lost, and is computed again.
+                    # The KV is lost and computed again.
                     self._come_back(request, 0)
             case Failed():
                 pass
             case _:
-                raise RuntimeError(f"{type(message).__name__}: not of a colocated instance")
+                raise RuntimeError(f"{type(message).__name__}: a colocated instance does not send this")
 
     def _order(self, order: AnyMessage) -> None:
-        """Gives the worker an order. The next iteration acts on it, and is not waited for."""
+        """Gives the worker an order. The next iteration acts on it, and starts at once."""
         self._worker.on(order)
         self._wake.set()
 
@@ -267,7 +270,7 @@ class LocalInstance:
         self._order(Evict(request.key, request.blocks, num_saved=0))
 
     def _come_back(self, request: LocalRequest, num_cached: int) -> None:
-        """Offers the request again, before those that have not begun."""
+        """Offers a preempted request again, before requests that have not begun."""
         request.work = replace(
             request.work, output=[*request.output], num_cached=num_cached, blocks=[*request.blocks]
         )
@@ -275,14 +278,16 @@ class LocalInstance:
         self._order(Offer([request.work], is_batch=False))
 
     def _make_memory(self) -> HostMemory:
-        """Makes memory for all requests that can have begun and not ended: those in the slots, and all that are
-        offered, which a policy may begin before any of them comes back."""
+        """Returns memory for all requests that can have begun: those in slots, and all offered ones.
+
+        A policy may begin every offered request before a preempted one is admitted again.
+        """
         form, limits = self.engine.format, self.engine.limits
         num_columns = limits.max_num_seqs * form.num_columns(self.engine.max_model_len)
         return HostMemory((OFFERED + 1) * num_columns, self._pool_format.column_bytes)
 
     def _free(self, request: LocalRequest) -> None:
-        """Frees the request's host memory. Safe to repeat."""
+        """Frees a request's host memory. Safe to repeat."""
         if request.blocks and self._memory:
             self._memory.free(request.blocks)
         request.blocks = []

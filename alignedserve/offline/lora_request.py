@@ -1,4 +1,4 @@
-"""Which adapter a prompt of the offline API is for, as vLLM's scripts say it."""
+"""The adapter of a prompt in the offline API, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from alignedserve.types import InvalidRequest
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter. The number is vLLM's, and has no effect."""
+    """An adapter. The number exists for vLLM's scripts and has no effect."""
 
     lora_name: str
     lora_int_id: int = 0
-    # Its directory, as LLM was told; empty: whatever that is.
+    # Directory, which must be the one given to LLM; empty for any.
     lora_path: str = ""
 
 
 Asked = LoRARequest | str | None
-# What LLM's lora_modules may be.
+# The types of LLM's lora_modules.
 Modules = Mapping[str, str] | Iterable[str | LoRARequest]
 
 
 def texts_of(modules: Modules) -> tuple[str, ...]:
-    """Returns the adapters as EngineConfig has them."""
+    """Returns the adapters in the form of EngineConfig."""
     if isinstance(modules, Mapping):
         modules = [LoRARequest(name, 0, str(path)) for name, path in modules.items()]
     if isinstance(modules, str):
@@ -38,8 +38,10 @@ def texts_of(modules: Modules) -> tuple[str, ...]:
 
 
 def adapters_of(asked: Asked | Sequence[Asked], num_prompts: int, known: Sequence[LoraModule]) -> list[str]:
-    """Returns the name of each prompt's adapter, empty for none. Raises InvalidRequest for adapters that LLM was not
-    told of."""
+    """Returns the name of each prompt's adapter; an empty name is none.
+
+    Raises InvalidRequest for an adapter that is not loaded.
+    """
     each = [asked] * num_prompts if asked is None or isinstance(asked, (str, LoRARequest)) else list(asked)
     if len(each) != num_prompts:
         raise InvalidRequest(f"lora_request: {len(each)} given for {num_prompts} prompts; one or one each")

@@ -1,17 +1,17 @@
-"""What generate returns, shaped like vLLM's results."""
+"""The results of generate, shaped like vLLM's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The values of finish_reason: "stop" (end of sequence, stop string or stop token), "length", "error" or "abort".
+# finish_reason is "stop" (end of sequence, stop string or stop token), "length", "error" or "abort".
 
 
 @dataclass(frozen=True)
 class Logprob:
     logprob: float
-    # The likeliest token has rank 1.
+    # Rank 1 is the most likely token.
     rank: int
     decoded_token: str | None = None
 
@@ -28,7 +28,7 @@ class CompletionOutput:
     cumulative_logprob: float | None
     logprobs: list[PositionLogprobs] | None
     finish_reason: str | None = None
-    # The stop string or stop token id that ended it; None if that was the end of sequence.
+    # Stop string or stop token id that ended the text; None for the end of sequence.
     stop_reason: int | str | None = None
     # The error, if finish_reason is "error".
     error: Exception | None = None
@@ -42,9 +42,9 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    # It is None for the first token, which nothing predicts.
+    # None for the first token, which has no prediction.
     prompt_logprobs: list[PositionLogprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    # The number of the prompt's tokens whose KV was there.
+    # Prompt tokens with KV in the prefix cache.
     num_cached_tokens: int = 0

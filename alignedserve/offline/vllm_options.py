@@ -1,4 +1,4 @@
-"""Options of vLLM's LLM class that scripts commonly set and that change nothing here, or allow one value only."""
+"""Common options of vLLM's LLM class that have no effect here, or only one allowed value."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# The values that each option accepts; None if it accepts any.
+# Accepted values of each option; None accepts any.
 _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "pipeline_parallel_size": (1,),
-    # Code from a model's directory never runs.
+    # Code from a model's directory is never executed.
     "trust_remote_code": None,
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
     "swap_space": None,
     "disable_log_stats": None,
-    # All adapters are loaded, and a batch may have all of them.
+    # All adapters are loaded, and a batch may use all of them.
     "max_loras": None,
     "max_cpu_loras": None,
     "lora_dtype": ("auto",),
@@ -24,7 +24,7 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
 
 
 def without_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the other options. Raises ValueError where a value asks for what is not supported here."""
+    """Returns the options without these. Raises ValueError for an unsupported value."""
     for name in options.keys() & _ACCEPTED.keys():
         accepted = _ACCEPTED[name]
         if accepted is not None and options[name] not in accepted:

@@ -39,12 +39,12 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 class LogConfig:
     """Log settings, the same for all processes of a system."""
 
-    format: Annotated[str, "text or json: one line per message, with the request's id"] = "text"
-    level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = "info"
-    dir: Annotated[
-        str | None, "directory of log files, one per process [default: only stderr, through Ray]"
-    ] = None
-    # Prefix of the files' names. It distinguishes islands.
+    format: Annotated[str, "format of log lines", FORMATS] = "text"
+    level: Annotated[str, "lowest level to log; debug follows each request through the processes", LEVELS] = (
+        "info"
+    )
+    dir: Annotated[str | None, "directory for a log file of each process [default: stderr only]"] = None
+    # The names of the files begin with this prefix, which distinguishes islands.
     prefix: str = ""
 
     def __post_init__(self) -> None:

@@ -32,40 +32,42 @@ PREEMPTION_MODES = ("swap", "recompute", "defer")
 
 @dataclass(frozen=True)
 class SchedulingConfig:
-    policy: Annotated[str, "a name in docs/policies.md, or your own package.module:Class"] = "aligned"
+    policy: Annotated[
+        str,
+        "scheduling policy: aligned, fcfs, sarathi or another one of docs/policies.md, or package.module:Class",
+    ] = "aligned"
     prefill_window: Annotated[int, "iterations of work that a prefill instance has queued"] = 2
     batch_share: Annotated[float, "share of a decode instance's blocks that a candidate batch may fill"] = 0.4
-    min_batch_requests: Annotated[int, "fewest requests that a candidate batch should have"] = 36
+    min_batch_requests: Annotated[int, "minimum requests of a candidate batch"] = 36
     near_share: Annotated[float, "share of a decode instance's blocks that candidate requests may fill"] = 0.1
     starvation_s: Annotated[
         float,
-        "seconds until a pooled request is admitted, and as long again for each decode memory of waiting requests",
+        "seconds after which a pooled request is admitted, plus as many for each decode memory that waits",
     ] = 2.0
-    be_share: Annotated[float, "least share of an instance's time for best effort, while any of it waits"] = (
-        0.05
-    )
+    be_share: Annotated[float, "minimum share of an instance's time for best effort, while any waits"] = 0.05
     rt_headroom: Annotated[float, "share of blocks and slots that best effort leaves free for real time"] = (
         0.05
     )
     chunk_share: Annotated[
-        float, "share of the tightest TTFT objective that a best-effort chunk may take"
+        float, "maximum duration of a best-effort chunk, as a share of the tightest TTFT objective"
     ] = 0.2
     be_pace: Annotated[
         float,
-        "share of best effort's full pace that suffices beside real time that is coming or has no requested objective",
+        "share of the peak throughput that satisfies best effort beside real time without objectives",
     ] = 0.7
     rt_stretch: Annotated[
         float,
-        "share by which best effort may lengthen iterations of real time without a requested objective",
+        "share by which best effort may lengthen iterations of real time without objectives",
     ] = 0.2
     preemption_mode: Annotated[
         str,
-        "preempted requests: swap (KV to the pool), recompute (KV is dropped), or defer (new requests wait instead)",
+        "KV of preempted requests: swap moves it to the pool, recompute drops it; with defer, new requests wait",
+        PREEMPTION_MODES,
     ] = "swap"
     share_blocks: Annotated[
         bool,
-        "on colocated instances real time uses the free slots in best effort's blocks, and only what it "
-        "overwrites there is saved; not with every policy",
+        "on colocated instances, let real time use the free ends of best-effort blocks, and save only what it "
+        "overwrites; needs a policy such as bros",
     ] = False
     admit_ahead: Annotated[
         int | None,
@@ -93,7 +95,7 @@ class SchedulingConfig:
         for name in ("be_share", "rt_headroom", "chunk_share", "be_pace"):
             value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")
             if not (0 <= value < 1 and (value or may_be_0)):
-                raise ValueError(f"{name}={value}: must be {'from' if may_be_0 else 'above'} 0, below 1")
+                raise ValueError(f"{name}={value}: must be in {'[' if may_be_0 else '('}0, 1)")
 
     def check_share_blocks(self, is_colocated: bool, pool_kv_dtype: str) -> None:
         """Raises ValueError if `share_blocks` is set where blocks can't be shared."""

@@ -27,90 +27,82 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True)
 class SimConfig:
-    cost: Annotated[str, "name of a cost model, or its file, as alignedserve profile --out writes it"] = (
+    cost: Annotated[str, "cost model: its name, its file, or a file of alignedserve profile"] = (
         "opt-13b/a100-80gb"
     )
     attention: Annotated[
-        str | None, "decode kernel: balanced, plain, or padded (the worst) [default: the cost model's]"
+        str | None, "decode kernel to assume [default: the cost model's]", get_args(Attention)
     ] = None
-    policy: Annotated[tuple[str, ...], "as for alignedserve serve; repeat to compare [default: aligned]"] = (
-        "aligned",
-    )
-    prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
-    decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
+    policy: Annotated[tuple[str, ...], "scheduling policy; repeat to compare"] = ("aligned",)
+    prefill_instances: Annotated[tuple[int, ...], "prefill instances; repeat to compare [default: 1]"] = ()
+    decode_instances: Annotated[tuple[int, ...], "decode instances; repeat to compare [default: 1]"] = ()
     colocated_instances: Annotated[
-        tuple[int, ...], "colocated instances in place of these two; repeat to compare [default: none]"
+        tuple[int, ...],
+        "instances that prefill and decode, in place of both kinds; repeat to compare [default: none]",
     ] = ()
-    link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
-    shared_links: Annotated[
-        bool, "copies share PCIe, NVLink and host memory as on one host; otherwise none slows another"
-    ] = True
+    link: Annotated[str, "transport of KV to decode instances", LINKS] = "host"
+    shared_links: Annotated[bool, "let copies share the bandwidth of PCIe, NVLink and host memory"] = True
     gpus_per_pcie_root: Annotated[
-        int | None, "GPUs that share the bandwidth of one x16 link to the host [default: the cost model's]"
+        int | None, "GPUs that share one x16 link to the host [default: the cost model's]"
     ] = None
     host_memory_bandwidth: Annotated[
         float | None, "bytes per second of all copies to and from the pool [default: the cost model's]"
     ] = None
-    pace: Annotated[float, "ratio of iteration time to the cost model's prediction"] = 1.0
-    outside_ms: Annotated[
-        float, "milliseconds before each iteration in which the engine computes nothing"
-    ] = 0.0
+    pace: Annotated[float, "factor on the cost model's iteration times"] = 1.0
+    outside_ms: Annotated[float, "milliseconds between iterations, without computation"] = 0.0
     pool_memory_bytes: Annotated[
-        int | None, "bytes of host memory for KV [default: twice what the decode instances hold]"
+        int | None, "host memory of the KV pool [default: twice that of the decode instances' KV]"
     ] = None
     pool_kv_dtype: Annotated[
-        str,
-        "dtype of KV in that memory: auto (as in instances), or int8, for a model with two bytes per value",
+        str, "dtype of KV in the pool; int8 needs a model of two bytes a value", tuple(POOL_KV_DTYPES)
     ] = "auto"
     max_model_len: Annotated[
-        int | None, "most prompt and output tokens of a request [default: 16384, or what an instance holds]"
+        int | None,
+        "maximum tokens of a request, prompt and output [default: 16384, or what an instance holds]",
     ] = None
 
     trace: Annotated[
         str | None,
-        "trace of arrivals and lengths: CSV as Azure's, or .jsonl, also as Mooncake's [default: synthetic]",
+        "trace of arrivals and lengths: CSV like Azure's, or .jsonl like Mooncake's [default: synthetic]",
     ] = None
-    trace_start: Annotated[int, "first request of the trace that is sent, counted from 0"] = 0
-    num_prompts: Annotated[int, "number of requests; with a trace, the first ones from its start"] = 1000
-    request_rate: Annotated[float | None, "requests per second [default: the trace's own, or 1]"] = None
+    trace_start: Annotated[int, "index of the trace's first request to use"] = 0
+    num_prompts: Annotated[int, "number of requests"] = 1000
+    request_rate: Annotated[float | None, "requests per second [default: the trace's, or 1]"] = None
     burstiness: Annotated[float, "burstiness of synthetic arrivals: 1 is Poisson, less is burstier"] = 1.0
-    input_len: Annotated[float, "median tokens of a synthetic prompt"] = 512.0
-    output_len: Annotated[float, "median tokens of its answer"] = 128.0
-    spread: Annotated[float, "a sixth of synthetic lengths exceeds the median times this; 1: all equal"] = 1.0
+    input_len: Annotated[float, "median tokens of synthetic prompts"] = 512.0
+    output_len: Annotated[float, "median tokens of synthetic answers"] = 128.0
+    spread: Annotated[
+        float, "spread of synthetic lengths: one in six exceeds the median times this; 1 is none"
+    ] = 1.0
     seed: Annotated[int, "seed of arrivals, lengths and classes"] = 0
 
     be_share: Annotated[float | None, "share of requests that are best effort [default: as in a .jsonl]"] = (
         None
     )
-    be_window_s: Annotated[float | None, "seconds in which best effort must be done [default: no window]"] = (
+    be_window_s: Annotated[float | None, "completion window of best effort in seconds [default: none]"] = None
+    be_backlog: Annotated[int, "best-effort requests that are always waiting, beside the others"] = 0
+    be_input_len: Annotated[float | None, "median prompt tokens of the backlog [default: --input-len]"] = None
+    be_output_len: Annotated[float | None, "median answer tokens of the backlog [default: --output-len]"] = (
         None
     )
-    be_backlog: Annotated[int, "best-effort requests that are always there, beside the others; 0: none"] = 0
-    be_input_len: Annotated[float | None, "median prompt tokens of the backlog [default: as the others]"] = (
-        None
-    )
-    be_output_len: Annotated[float | None, "median answer tokens of the backlog [default: as the others]"] = (
-        None
-    )
-    warmup_s: Annotated[float, "seconds of the backlog alone, before the others arrive and are measured"] = (
-        30.0
-    )
-    be_min_share: Annotated[float, "--be-share of alignedserve serve: least share of an instance's time"] = (
-        0.05
-    )
+    warmup_s: Annotated[float, "seconds of the backlog alone before measuring begins"] = 30.0
+    be_min_share: Annotated[
+        float, "minimum share of an instance's time for best effort; --be-share of serve"
+    ] = 0.05
 
-    slo_ttft_ms: Annotated[float, "milliseconds until the first token is due; 0: no objective"] = 1000.0
-    slo_tbt_ms: Annotated[float, "milliseconds until each further token is due; 0: no objective"] = 100.0
+    slo_ttft_ms: Annotated[float, "TTFT objective in milliseconds; 0 is none"] = 1000.0
+    slo_tbt_ms: Annotated[float, "TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
     slo_mix: Annotated[
         str | None,
-        "several instead, like 0.036:0.2,0.5:0.8: seconds, and the share of real time [default: one for all]",
+        "several TBT objectives instead: SECONDS:SHARE,…, as in 0.036:0.2,0.5:0.8 [default: one for all]",
     ] = None
     length_predictor: Annotated[
         str,
-        f"knowledge of lengths: none, rough (wrong by {100 * DEMO_ERROR:.0f} % on average) or exact",
+        f"knowledge of answer lengths; rough is wrong by {100 * DEMO_ERROR:.0f} % on average",
+        LENGTH_PREDICTORS,
     ] = "rough"
-    find_rate: Annotated[bool, "search for the highest rate at which enough real time is in time"] = False
-    attainment: Annotated[float, "share of real time that is enough"] = 0.9
+    find_rate: Annotated[bool, "find the highest request rate that meets --attainment"] = False
+    attainment: Annotated[float, "share of real-time requests that must be in time"] = 0.9
 
     def __post_init__(self) -> None:
         for name in ("policy", "prefill_instances", "decode_instances", "colocated_instances"):

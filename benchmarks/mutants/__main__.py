@@ -39,7 +39,7 @@ STOPPED = -signal.SIGKILL
 _MOST_TIMES = 6
 _LOOK_S = 1.0
 # The beginning of vopr's last line, which tells how to replay a failure.
-REPLAYS = "alignedserve vopr --seed"
+REPLAYS = "alignedserve dev vopr --seed"
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ async def strange_server(body: bytes) -> AsyncIterator[tuple[str, list[dict[str,
     [
         (b'data: {"choices": []}\n\n', "the stream ended without [DONE]"),
         (b"data: nonsense\n\n", "an event is not JSON"),
-        (b"data: [1]\n\n", "an event is no object"),
+        (b"data: [1]\n\n", "an event is not an object"),
         (b'data: {"error": {"message": "broken"}}\n\ndata: [DONE]\n\n', "broken"),
         (b'data:{"usage":{},"choices":[{"delta":{"content":"x"}}]}\r\n\r\ndata: [DONE]\r\n\r\n', None),
     ],
@@ -155,6 +155,17 @@ def test_best_effort_says_so_and_nobody_else_speaks_of_tiers() -> None:
             assert [body.get("service_tier") for body in asked] == ["flex", "default", None]
             assert asked[2]["temperature"] == 0 and asked[2]["ignore_eos"] is True
             assert asked[0]["stream_options"] == {"include_usage": True}
+
+    play(scenario)
+
+
+def test_demo_tasks_are_answered_at_temperature_0_unless_another_is_given() -> None:
+    async def scenario() -> None:
+        async with strange_server(b"data: [DONE]\n\n") as (url, asked):
+            await ask(url, [item()])
+            await ask(url, [item()], dataset_name="demo")
+            await ask(url, [item()], dataset_name="demo", temperature=0.7)
+            assert [body.get("temperature") for body in asked] == [None, 0.0, 0.7]
 
     play(scenario)
 

@@ -129,7 +129,7 @@ def test_attainment_over_time_counts_by_when_requests_were_due() -> None:
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / "deep" / "run.png"
+    path = tmp_path / "run.png"
     draw(OUTCOMES, OBJECTIVES, 10.0, path)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     draw([LOST], {}, 10.0, path)

@@ -123,7 +123,7 @@ def test_a_trace_keeps_its_own_time_at_its_own_speed(tmp_path: Path) -> None:
         ({"goodput": "tbt:5"}, "goodput='tbt': must be one of ttft, tpot, e2el"),
         ({"num_prompts": 0}, "num_prompts=0: must be above 0"),
         ({"request_rate": 0.0}, "request_rate=0.0: must be above 0"),
-        ({"be_share": 1.5}, "be_share=1.5: must be from 0 to 1"),
+        ({"be_share": 1.5}, "be_share=1.5: must be in \\[0, 1\\]"),
         ({"metric_percentiles": "50,x"}, "metric_percentiles='50,x': must be numbers"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_mutant_is_found_and_the_code_is_whole_afterwards(tmp_path: Path) -> N
     (mutant,) = [each for each in MUTANTS if each.name == "the pool needs a block too few"]
     # In a whole system its requests are refused and come again for hours of virtual time.
     found = hunt(replace(mutant, system="island"), tmp_path, minutes=30.0, num_jobs=1)
-    assert found.is_found and found.failure and found.command.startswith("alignedserve vopr --seed")
+    assert found.is_found and found.failure and found.command.startswith("alignedserve dev vopr --seed")
     assert path.read_text() == text and not fails(tmp_path, found.command)
     with living(mutant, tmp_path):
         assert fails(tmp_path, found.command)

@@ -8,12 +8,16 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from alignedserve.cli.batch_client import own_server
+from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
 
@@ -48,7 +52,7 @@ def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"
         code, out, err = await run("run", "-i", source, "-o", str(output))
         assert (code, out) == (0, ""), err
-        assert "20/20" in err and "completed, 0 failed" in err
+        assert "completed, 20/20 lines, 0 failed" in err
         assert ids_in(output) == [f"q{number}" for number in range(20)]
         assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
 
@@ -74,7 +78,7 @@ def test_a_file_that_is_none_is_told_line_by_line(tmp_path: Path) -> None:
         assert code == 1 and "line 2: custom_id='q1': another line has it too\n" in err
         (tmp_path / "nonsense").write_text("nonsense\n")
         code, _, err = await run("submit", str(tmp_path / "nonsense"))
-        assert code == 1 and err.endswith("nonsense: its first line is not a request with a url\n")
+        assert code == 1 and err.endswith("nonsense: the first line is not a request with a url\n")
 
     commands(scenario)
 
@@ -97,7 +101,7 @@ def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> N
         _, out, _ = await run("list")
         assert out.split() == [batch_id, "in_progress", "1+0/3", "/v1/chat/completions"]
         code, _, err = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
-        assert code == 1 and err == f"Error: batch {batch_id} is in_progress, and has no results\n"
+        assert code == 1 and err == f"Error: batch {batch_id} is in_progress and has no results\n"
         assert (await run("cancel", batch_id, "--wait"))[1] == "cancelled\n"
         code, _, _ = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
         assert code == 0 and ids_in(tmp_path / "out.jsonl") == ["q0"]
@@ -111,7 +115,7 @@ def test_answers_that_could_not_be_written_are_not_asked_for(tmp_path: Path) -> 
         for option in ("-o", "-e"):
             words = ["-o", str(tmp_path / "out"), option, str(tmp_path / "none" / "out")]
             code, _, err = await run("run", "-i", source, *words)
-            assert code == 2 and f"'{tmp_path}/none' is no directory that can be written to" in err
+            assert code == 2 and f"'{tmp_path}/none' is not a directory that can be written to" in err
         assert (await at.gateway.client.batches.list()).data == []
 
     commands(scenario)
@@ -122,12 +126,12 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(1)), tmp_path / "out.jsonl"
         (tmp_path / "link").symlink_to(source)
         for places, problem in (
-            (["-o", source], "is the input, and would be written over"),
-            (["-o", str(tmp_path / "link")], "is the input, and would be written over"),
-            (["-o", str(output), "-e", source], "is the input, and would be written over"),
+            (["-o", source], "is the input, and would be overwritten"),
+            (["-o", str(tmp_path / "link")], "is the input, and would be overwritten"),
+            (["-o", str(output), "-e", source], "is the input, and would be overwritten"),
             (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
-            (["-o", "/dev/null"], "is no plain file: --errors has to say where errors go"),
-            (["-o", "/dev/stdout"], "is no plain file: --errors has to say where errors go"),
+            (["-o", "/dev/null"], "is no plain file: name a file for errors with --errors"),
+            (["-o", "/dev/stdout"], "is no plain file: name a file for errors with --errors"),
         ):
             code, _, err = await run("run", "-i", source, *places)
             assert code == 2 and problem in err
@@ -148,7 +152,7 @@ def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> Non
         for words, said in (
             (
                 ["-o", str(output)],
-                f"{output}.errors: File name too long: --errors has to say where errors go",
+                f"{output}.errors: File name too long: name a file for errors with --errors",
             ),
             (["-o", f"{output}o", "-e", str(errors)], f"{output}o: File name too long"),
             (["-o", str(output), "-e", f"{errors}e"], f"{errors}e: File name too long"),
@@ -213,3 +217,74 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
     commands(scenario)
+
+
+def test_a_server_that_is_not_there_is_what_chat_says(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", questions(1))
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    done = forked("batch", "submit", source, "--url", url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Error: {url}: no server answers there; `alignedserve serve` starts one, --url names another\n"
+    )
+
+
+# ---- a server of its own ----
+
+# Prints its options as `serve` would its lines, and waits to be stopped.
+SERVE = """#!/bin/sh
+echo "options: $*"
+echo "ready after 0.1 s: http://127.0.0.1:1234/v1"
+exec sleep 100
+"""
+
+
+def options_of_own_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *options: str) -> list[str]:
+    program = tmp_path / "serve"
+    program.write_text(SERVE)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    said: list[str] = []
+    with own_server(options, said.append) as url:
+        assert url == "http://127.0.0.1:1234"
+    return said[0].partition(" serve ")[2].split()
+
+
+def last_value(flag: str, words: list[str]) -> str:
+    """What click takes of a flag that is given several times."""
+    return words[len(words) - 1 - words[::-1].index(flag) + 1]
+
+
+def test_a_port_and_a_state_directory_that_are_given_are_those_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = options_of_own_server(monkeypatch, tmp_path, "M", "--port", "1234", "--state-dir", "kept")
+    assert (last_value("--port", words), last_value("--state-dir", words)) == ("1234", "kept")
+    words = options_of_own_server(monkeypatch, tmp_path, "M")
+    assert int(last_value("--port", words)) > 1023
+    # gone with the server
+    assert not Path(last_value("--state-dir", words)).exists()
+
+
+def test_a_server_that_ends_before_it_is_ready_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with (
+        pytest.raises(click.ClickException, match="the server did not start"),
+        own_server([], lambda line: None),
+    ):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
+def test_a_job_is_kept_in_the_state_directory(tmp_path: Path) -> None:
+    source, output = written(tmp_path / "in.jsonl", questions(2)), tmp_path / "out.jsonl"
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory(prefix="kept-", dir="/tmp") as state:
+        own = ["--port", str(port), "--state-dir", state]
+        done = forked("batch", "run", "-i", source, "-o", str(output), *own)
+        assert done.returncode == 0, done.stderr
+        assert f"http://127.0.0.1:{port}/v1" in done.stderr and ids_in(output) == ["q0", "q1"]
+        assert any(path.stat().st_size for path in Path(state).rglob("*") if path.is_file())

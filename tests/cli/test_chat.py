@@ -208,8 +208,19 @@ def test_what_is_wrong_is_one_line() -> None:
             ):
                 command = ["chat", "--url", str(at.http.base_url), *words, "-q", "What?"]
                 done = await asyncio.to_thread(forked, *command, environment={"OPENAI_API_KEY": ""})
-                assert (done.returncode, done.stdout) == (1, ""), words
+                code = 2 if reason in ("must be like http://", "printable ASCII") else 1
+                assert (done.returncode, done.stdout) == (code, ""), words
                 assert done.stderr.startswith("Error: ") and reason in done.stderr, done.stderr
                 assert done.stderr.count("\n") == 1
+
+    play(scenario)
+
+
+def test_the_demo_model_is_asked_at_temperature_0_unless_another_is_given() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            await chat(at, "-q", "What?")
+            await chat(at, "-q", "What?", "--temperature", "0.5")
+            assert [each.request.params.temperature for each in at.router.submitted] == [0.0, 0.5]
 
     play(scenario)

@@ -39,7 +39,7 @@ def test_the_demo_tasks_need_no_file() -> None:
     assert "480 answers learned, 120 predicted" in done.output and "the demo model's tokens" in done.output
     errors = errors_of(done.output)
     assert errors["predictor"] < 0.7 * errors["class mean"]
-    assert "Microseconds of a prediction" in done.output
+    assert "Microseconds per prediction" in done.output
 
 
 @pytest.mark.parametrize(("tokenizer", "share"), [("words", 0.9), (str(demo.MODEL_DIR), 0.7)])
@@ -65,10 +65,10 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, message: str) 
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "x", "answer": "y"}\n' + line)
     done = predict_lengths(str(path))
-    assert isinstance(done.exception, ValueError) and message in str(done.exception)
+    assert done.exit_code == 1 and message in done.stderr
 
 
 @pytest.mark.parametrize("share", ["0", "1"])
 def test_a_share_that_leaves_nothing_is_refused(file: Path, share: str) -> None:
     done = predict_lengths(str(file), "--train-share", share)
-    assert isinstance(done.exception, ValueError) and "train_share=" in str(done.exception)
+    assert done.exit_code == 2 and "--train-share" in done.stderr

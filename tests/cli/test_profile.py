@@ -37,4 +37,4 @@ def test_a_pool_of_int8_has_a_profile_of_its_own(tiny_model: Directory, tmp_path
     assert "Restoring" not in done.stdout
     words = ("--pool-kv-dtype", "int8", "--kv-cache-dtype", "int8", "--out", str(path))
     refused = forked("profile", model, *words, *SHORT)
-    assert refused.returncode == 1 and "one of them must be auto" in refused.stderr
+    assert refused.returncode == 2 and "one of them must be auto" in refused.stderr

@@ -154,7 +154,7 @@ def test_what_is_no_answer_of_this_server_is_told_in_a_line(path: str, body: Any
         "/v1/batches": {"data": []},
     }
     answers[path] = body
-    no_answer = pytest.raises(Away, match="what answers there is no AlignedServe")
+    no_answer = pytest.raises(Away, match="the server is not AlignedServe")
     with answering(answers) as url, httpx.Client(base_url=url) as http, no_answer:
         look(http)
 

@@ -32,5 +32,5 @@ def test_a_history_is_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--minutes", "1"), ("--seed", "1", "--history", str(HISTORY))])
 def test_aims_are_those_of_one_seed(tmp_path: Path, options: tuple[str, ...]) -> None:
-    error = vopr(tmp_path, "--aim", AIMS[0], *options).exception
-    assert isinstance(error, ValueError) and str(error) == "aim: needs --seed, and no --history"
+    done = vopr(tmp_path, "--aim", AIMS[0], *options)
+    assert (done.exit_code, done.stderr) == (2, "Error: --aim: needs --seed, and no --history\n")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import MISSING, fields
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, get_origin, get_type_hints
 
 import click
 import pytest
 
+from alignedserve import demo
 from alignedserve.cli.doctor.command import command as doctor
 from alignedserve.cli.serve import command as serve
 from alignedserve.launch.settings import NO_FLAGS, sections, settings_of
@@ -59,3 +61,15 @@ def test_commands_have_all_flags(command: click.Command) -> None:
 def test_what_a_flag_says_is_in_its_section(flag: str, value: object, place: str) -> None:
     assert attrgetter(place)(settings_of("model", {flag: value})) == value
     assert attrgetter(place)(settings_of("model", {})) != value
+
+
+def test_the_demo_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for model in (None, "demo"):
+        found = settings_of(model, {})
+        assert (found.engine.model, found.served_name) == (str(demo.MODEL_DIR), "demo")
+    assert settings_of("demo", {"served_model_name": "mine"}).served_name == "mine"
+    assert settings_of("other/demo", {}).engine.model == "other/demo"
+    # a directory of one's own comes first
+    (tmp_path / "demo").mkdir()
+    assert settings_of("demo", {}).engine.model == "demo"

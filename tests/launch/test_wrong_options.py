@@ -53,25 +53,42 @@ def own_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = f"Error: port={port}: another program listens on it at 127.0.0.1\n"
-        assert said("serve", "--port", str(port)) == (1, "", line)
+        line = f"Error: --port {port}: another program listens on it at 127.0.0.1\n"
+        assert said("serve", "--port", str(port)) == (2, "", line)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
-        (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
-        (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
-        (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
-        (["--policy", "best"], "Error: policy='best': must be one of aligned, priority, fcfs"),
-        (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
+        (["--log-dir", "/proc/none"], "Error: --log-dir /proc/none: No such file or directory"),
+        (["--max-model-len", "100000"], "Error: --max-model-len 100000: the model was made for at most 2048"),
+        (["--max-num-seqs", "0"], "Error: --max-num-seqs 0: must be an integer, at least 1"),
+        (["--be-share", "5"], "Error: --be-share 5.0: must be in [0, 1)"),
+        (["--slo-ttft-ms", "-1"], "Error: --slo-ttft-ms -1.0: must be 0 or from 1 to 600000"),
     ],
 )
 def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
     code, out, err = said("serve", *options)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith(message) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--log-level", "debgu"],
+            "'debgu' is not one of debug, info, warning, error; did you mean 'debug'?",
+        ),
+        (["--dtype", "int3"], "'int3' is not one of auto, float32"),
+        (["--policy", "alignd"], "or package.module:Class; did you mean 'aligned'?"),
+    ],
+)
+def test_a_word_that_is_unknown_is_refused_with_the_known_ones(options: list[str], message: str) -> None:
+    code, out, err = said("serve", *options)
+    assert (code, out) == (2, "")
+    assert f"Error: Invalid value for '{options[0]}': " in err and message in err
 
 
 def test_where_no_system_is_there_is_none_to_restart() -> None:
@@ -100,10 +117,10 @@ def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
             return not server.is_running
 
         until(is_over, lambda: server.output)
-        assert server.wait() == 1
+        assert server.wait() == 2
         assert "gcs_server" in programs
         line, *others = [each for each in server.lines if " is up after " not in each]
-        assert line.startswith("Error: pool_memory_bytes=1152921504606846976: ") and not others
+        assert line.startswith("Error: --pool-memory-bytes 1152921504606846976: ") and not others
         footprint.check_gone()
 
 
@@ -111,6 +128,6 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     done = run("--address", "127.0.0.1:1")
-    assert done.returncode == 1
-    assert message_of(done.stderr).startswith("Error: address='127.0.0.1:1': ")
+    assert done.returncode == 2
+    assert message_of(done.stderr).startswith("Error: --address 127.0.0.1:1: ")
     assert done.stderr.count("\n") == 1

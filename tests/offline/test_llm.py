@@ -203,7 +203,7 @@ def test_options_of_vllm_scripts_are_understood() -> None:
         "gpu_memory_utilization": 0.5,
         "trust_remote_code": True,
     }
-    llm = LLM(str(demo.MODEL_DIR), enforce_eager=True, use_tqdm=False, **harmless)
+    llm = LLM("demo", enforce_eager=True, use_tqdm=False, **harmless)
     assert llm.config.enforce_eager and llm.config.gpu_memory_utilization == 0.5
     with pytest.raises(ValueError, match="pipeline_parallel_size=2: only 1"):
         LLM(str(demo.MODEL_DIR), pipeline_parallel_size=2)

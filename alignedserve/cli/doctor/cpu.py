@@ -1,4 +1,4 @@
-"""The CPU: how many cores may be used, and the kernels for it."""
+"""Checks of the CPU: available cores and kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
-from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
 from alignedserve.kernels.cpu.build import cpu_features, library_path
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
@@ -26,25 +26,30 @@ def check_cores(case: Case) -> Iterator[Finding]:
 def cores_finding(
     num_cores: int, quota: float | None, num_instances: int, num_threads: str | None
 ) -> Finding:
-    """`num_instances` is the number of instances that compute on the cores; `num_threads` is the number of threads of
-    each, if the environment sets it."""
-    text = f"{num_cores} cores"
+    """Returns what was found about the cores.
+
+    `num_instances` is the number of instances that compute on them. `num_threads` is OMP_NUM_THREADS, if it is set.
+    """
+    text = counted(num_cores, "core")
     if quota is not None and quota < num_cores:
         return warn(
-            f"{text}, but time of {quota:g} only: threads are stopped again and again",
-            "raise the container's CPU limit, pin it to so many cores, or set OMP_NUM_THREADS",
+            f"{text}, but a quota of {quota:g}: threads are throttled",
+            "raise the container's CPU limit, pin it to as many cores as its quota, or set OMP_NUM_THREADS",
         )
     if num_cores < num_instances:
         return warn(
-            f"{text} for {num_instances} instances: they take turns", "fewer instances, or more cores"
+            f"{text} for {counted(num_instances, 'instance')}: they take turns",
+            "fewer instances, or more cores",
         )
     if num_threads is not None and num_instances:
-        return note(f"{text} for {num_instances} instances, OMP_NUM_THREADS={num_threads} of each")
-    return ok(f"{text} for {num_instances} instances" if num_instances else text)
+        return note(
+            f"{text} for {counted(num_instances, 'instance')}, OMP_NUM_THREADS={num_threads} for each"
+        )
+    return ok(f"{text} for {counted(num_instances, 'instance')}" if num_instances else text)
 
 
 def check_backend(case: Case) -> Iterator[Finding]:
-    """Makes the backend as an instance does; native kernels are built now if they have not been before."""
+    """Makes the backend as an instance does. Native kernels that are not built yet are built now."""
     name, head_dim = case.engine.attention_backend, case.model.config.head_dim
     wanted = fastest(case.device) if name == "auto" else name
     begun_s = time.monotonic()
@@ -53,9 +58,9 @@ def check_backend(case: Case) -> Iterator[Finding]:
         make_ops(wanted, case.device, case.torch_dtype, head_dim, quantization=case.engine.quantization)
     except UNAVAILABLE as error:
         if name == "auto":
-            yield warn(f"backend torch, which is slow, instead of {wanted}: {error}", "what the message says")
+            yield warn(f"backend torch, which is slow, in place of {wanted}: {error}", "follow the message")
         else:
-            yield fail(str(error), "what the message says, or --attention-backend auto")
+            yield fail(str(error), "follow the message, or use --attention-backend auto")
         return
     if wanted == "cpu":
         built = "built before" if is_built else f"built in {time.monotonic() - begun_s:.1f} s"
@@ -68,6 +73,6 @@ def native_finding(built: str, features: str) -> Finding:
     found = [each for each in INSTRUCTIONS if each in features.split()]
     if not found:
         return warn(
-            f"backend cpu, {built}, with plain instructions, which are slow", "a CPU with FMA or AVX-512"
+            f"backend cpu, {built}, without vector instructions, which is slow", "a CPU with FMA or AVX-512"
         )
     return ok(f"backend cpu, {built}, with {', '.join(found)}")

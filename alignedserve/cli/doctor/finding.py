@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run."""
+"""Checks and their findings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Level = Literal["ok", "note", "warn", "fail"]
 class Finding:
     level: Level
     text: str
-    # What the user should do; empty if nothing has to be done.
+    # What the user should do; empty if nothing.
     remedy: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
     area: str
-    # `serve` would end with the ValueErrors that this raises.
+    # Where it raises ValueError, `serve` would fail with the same error.
     run: Callable[[], Iterator[Finding]]
-    # The remedy for its ValueErrors.
+    # Remedy for its ValueErrors.
     remedy: str = ""
 
 
 class NotChecked(Exception):
-    """The check needs something that another check has found missing; the message names it."""
+    """The check needs something that is missing, which another check reports. The message names it."""
 
 
 def ok(text: str) -> Finding:
@@ -47,20 +47,27 @@ def fail(text: str, remedy: str) -> Finding:
 
 
 def findings_of(check: Check) -> Iterator[Finding]:
-    """Runs the check. No error in it prevents the next check."""
+    """Yields the findings of a check. An error becomes a finding too, and other checks still run."""
     try:
         yield from check.run()
     except NotChecked as missing:
-        yield note(f"not checked: it takes {missing}")
+        yield note(f"not checked: needs {missing}")
     except ValueError as error:
         yield fail(str(error), check.remedy)
     except Exception as error:
         yield fail(
-            f"the check failed: {type(error).__name__}: {error}", "see what it says; this is not expected"
+            f"the check failed: {type(error).__name__}: {error}",
+            "report this error: it is a bug of the check",
         )
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, as in "2 cores"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def in_bytes(count: int) -> str:
+    """Returns a number of bytes with its unit."""
     power = min(3, max(0, count.bit_length() - 1) // 10)
     unit = ("bytes", "KiB", "MiB", "GiB")[power]
     return f"{count / 1024**power:.{1 if power else 0}f} {unit}"

@@ -1,11 +1,11 @@
-"""GPUs: whether they can be used, by which instances, and how KV gets from one to another."""
+"""Checks of GPUs: whether they are usable, and how KV moves between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
-from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, counted, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
 from alignedserve.ops import MIN_CAPABILITY
 
@@ -17,7 +17,7 @@ def check_gpus(case: Case) -> Iterator[Finding]:
 
 def gpu_findings(facts: GpuFacts, device: str, num_instances: int, link: str) -> Iterator[Finding]:
     if device == "cpu":
-        yield note("GPUs are not looked for: --device cpu")
+        yield note("GPUs are not used: --device cpu")
     elif facts.gpus:
         yield from _gpus(facts, num_instances, link)
     else:
@@ -26,15 +26,15 @@ def gpu_findings(facts: GpuFacts, device: str, num_instances: int, link: str) ->
 
 def _no_gpu(facts: GpuFacts, device: str) -> Finding:
     if facts.num_driver_gpus and facts.cuda_version is None:
-        text = f"the driver {facts.driver} has {facts.num_driver_gpus} GPUs, and torch is built for CPUs only"
-        return fail(text, "install a torch that is built for CUDA, or say --device cpu")
+        text = f"the driver {facts.driver} has {facts.num_driver_gpus} GPUs, but torch is built for CPUs only"
+        return fail(text, "install a torch that is built for CUDA, or use --device cpu")
     if facts.num_driver_gpus:
         text = f"torch, built for CUDA {facts.cuda_version}, can't use the GPUs of the driver {facts.driver}"
         return fail(
             text, "a newer driver or a torch for an older CUDA; CUDA_VISIBLE_DEVICES; or --device cpu"
         )
     if device == "cuda":
-        return fail("device='cuda': this machine has no GPU", "see nvidia-smi; or say --device cpu")
+        return fail("device='cuda': this machine has no GPU", "see nvidia-smi; or use --device cpu")
     return note("no GPU: runs on the CPU")
 
 
@@ -42,13 +42,18 @@ def _gpus(facts: GpuFacts, num_instances: int, link: str) -> Iterator[Finding]:
     for number, gpu in enumerate(facts.gpus):
         yield _gpu(number, gpu)
     if facts.triton_version is None:
-        yield warn("Triton can't be imported: plain torch computes, which is slower", "pip install triton")
+        yield warn(
+            "Triton can't be imported: the backend is plain torch, which is slower", "pip install triton"
+        )
     else:
         yield ok(f"driver {facts.driver}, torch for CUDA {facts.cuda_version}, Triton {facts.triton_version}")
     if len(facts.gpus) < facts.num_driver_gpus:
-        yield note(f"{len(facts.gpus)} of {facts.num_driver_gpus} GPUs can be used: CUDA_VISIBLE_DEVICES")
+        yield note(f"{len(facts.gpus)} of {facts.num_driver_gpus} GPUs are visible: see CUDA_VISIBLE_DEVICES")
     if len(facts.gpus) < num_instances:
-        yield note(f"{len(facts.gpus)} GPUs for {num_instances} instances: they take turns, and share memory")
+        yield note(
+            f"{counted(len(facts.gpus), 'GPU')} for {counted(num_instances, 'instance')}: "
+            "they share GPUs and their memory"
+        )
     if facts.unreachable and link in ("auto", "ipc", "nccl"):
         yield _unreachable(facts.unreachable[0], link)
 
@@ -60,7 +65,7 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
     if gpu.capability >= MIN_CAPABILITY:
         return ok(text)
     return warn(
-        f"{text}: too old for the Triton kernels, plain torch computes, which is slower",
+        f"{text}: too old for the Triton kernels: the backend is plain torch, which is slower",
         f"a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer",
     )
 
@@ -68,7 +73,7 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
 def _unreachable(pair: tuple[int, int], link: str) -> Finding:
     text = f"link={link!r}: GPU {pair[0]} can't reach the memory of GPU {pair[1]}"
     if link == "auto":
-        return warn(f"{text}: pulls fail, and KV goes through host memory then", "--link host")
+        return warn(f"{text}: KV moves through host memory instead", "--link host")
     if link == "ipc":
         return fail(text, "--link host")
-    return warn(f"{text}, KV goes by way of the host's", "--link host may be as fast")
+    return warn(f"{text}, KV moves through host memory", "--link host may be as fast")

@@ -1,4 +1,4 @@
-"""The facts about this machine's GPUs, as plain values."""
+"""Facts about this machine's GPUs, as plain values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    # The CUDA version for which torch is built; None: torch is for CPUs only.
+    # CUDA version of torch; None: torch is built for CPUs only.
     cuda_version: str | None
-    # The driver's version; empty: there is no driver.
+    # Version of the driver; empty without a driver.
     driver: str
-    # The number of GPUs that the driver has, whether this process may use them or not.
+    # Number of GPUs that the driver has, including those that this process can't use.
     num_driver_gpus: int
-    # The GPUs that torch can use.
+    # GPUs that torch can use.
     gpus: tuple[Gpu, ...]
-    # The pairs of GPUs of which the first can't reach the second's memory.
+    # Pairs of GPUs: the first can't access the memory of the second.
     unreachable: tuple[tuple[int, int], ...]
     triton_version: str | None
 
@@ -59,7 +59,7 @@ def _driver_version() -> str:
         words = (_DRIVER / "version").read_text().split()
     except OSError:
         return ""
-    return next((word for word in words if word[0].isdigit() and "." in word), "of an unknown version")
+    return next((word for word in words if word[0].isdigit() and "." in word), "(unknown version)")
 
 
 def _triton_version() -> str | None:

@@ -1,4 +1,4 @@
-"""Python and packages, compared with the bounds in this package's metadata."""
+"""Checks of Python and packages against the requirements in this package's metadata."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from alignedserve.cli.doctor.finding import Finding, fail, ok
+from alignedserve.launch.settings import Settings
 
 _PACKAGE = "alignedserve"
 _SHOWN = ("torch", "ray", "fastapi", "msgspec")
@@ -23,7 +24,7 @@ def check_python() -> Iterator[Finding]:
 def python_finding(found: str, wanted: str) -> Finding:
     if SpecifierSet(wanted).contains(found, prereleases=True):
         return ok(found)
-    return fail(f"{found}: must be {wanted}", f"a Python {wanted}")
+    return fail(f"{found}: must be {wanted}", f"install Python {wanted}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -31,15 +32,15 @@ def check_packages() -> Iterator[Finding]:
 
 
 def packages_finding(lines: list[str]) -> Finding:
-    """`lines` are requirements as in a package's metadata. Extras are left out."""
+    """Checks requirements, which are lines of a package's metadata. Those of extras are skipped."""
     wanted = [requirement for line in lines if _is_needed(requirement := Requirement(line))]
     if wrong := list(filter(None, map(_wrong, wanted))):
-        return fail("; ".join(wrong), "pip install --upgrade alignedserve, or the packages named")
+        return fail("; ".join(wrong), "pip install --upgrade alignedserve, or these packages")
     return ok(f"{len(wanted)} as required: " + ", ".join(f"{name} {version(name)}" for name in _SHOWN))
 
 
 def check_ray() -> Iterator[Finding]:
-    # Ray is looked up by name: only the launcher and the actors' shells import it.
+    # Imported by name: only the launcher and the actors may import Ray.
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -48,8 +49,31 @@ def check_ray() -> Iterator[Finding]:
         yield ok(f"{ray.__version__} can be imported")
 
 
-def _is_needed(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+def check_extras(settings: Settings) -> Iterator[Finding]:
+    """Checks the optional packages that the settings need."""
+    wanted = {
+        "otel": (settings.http.otlp_endpoint is not None, "--otlp-endpoint"),
+        "sentence": (settings.lengths.predictor == "sentence", "--length-predictor sentence"),
+    }
+    for extra, (is_wanted, flag) in wanted.items():
+        if is_wanted:
+            yield extra_finding(requires(_PACKAGE) or [], extra, flag)
+
+
+def extra_finding(lines: list[str], extra: str, flag: str) -> Finding:
+    """Checks the requirements of an extra, which a flag needs."""
+    wanted = [
+        requirement
+        for line in lines
+        if not _is_needed(requirement := Requirement(line)) and _is_needed(requirement, extra)
+    ]
+    if wrong := list(filter(None, map(_wrong, wanted))):
+        return fail(f"{flag}: {'; '.join(wrong)}", f"pip install 'alignedserve[{extra}]'")
+    return ok(f"{flag}: the packages of alignedserve[{extra}] are installed")
+
+
+def _is_needed(requirement: Requirement, extra: str = "") -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _wrong(requirement: Requirement) -> str | None:

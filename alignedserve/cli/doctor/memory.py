@@ -1,4 +1,4 @@
-"""Memory: of the machine, of its GPUs, and shared; compared with weights, KV and the pool."""
+"""Checks of memory: whether weights, KV and the pool fit the machine, its GPUs and its shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alignedserve.cli.doctor import cgroup
 from alignedserve.cli.doctor.case import Case
-from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, NotChecked, counted, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.model import num_weight_bytes
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
@@ -22,7 +22,7 @@ from alignedserve.engine.gpu_memory import MemoryUse, kv_share
 from alignedserve.launch.plan import free_shm_bytes
 from alignedserve.protocol.kv_span import KvSpan
 
-# Most machines have so many GPUs at most.
+# Largest number of ranks to suggest: most machines have at most eight GPUs.
 _MOST_RANKS = 8
 
 
@@ -44,12 +44,12 @@ def check_kv(case: Case) -> Iterator[Finding]:
     yield ok(
         f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {about}{num_tokens} tokens{more} "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
-        f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
+        f"{counted(num_blocks // _blocks_of_longest(case), 'request')} of {case.max_model_len}{_window(case)}"
     )
 
 
 def num_gpus_that_fit(case: Case) -> int | None:
-    """Returns the least number of GPUs like those here on which an instance fits; None if it is more than eight."""
+    """Returns the smallest number of GPUs like these that an instance fits on; None if it exceeds eight."""
     size = case.engine.tensor_parallel_size
     while (size := 2 * size) <= _MOST_RANKS:
         divided = Case(replace(case.settings, engine=replace(case.engine, tensor_parallel_size=size)))
@@ -64,7 +64,7 @@ def num_gpus_that_fit(case: Case) -> int | None:
 
 
 def _span(case: Case) -> KvSpan:
-    """The blocks of a request where it decodes."""
+    """Returns the blocks that a decoding request holds."""
     engine, share_blocks = case.engine, case.settings.scheduling.share_blocks
     groups = choose_layer_groups(engine, case.model.config, share_blocks)
     return span_of_requests(engine, groups, has_whole_prompts=False)
@@ -78,8 +78,8 @@ def _window(case: Case) -> str:
     span = _span(case)
     if _blocks_of_longest(case) == span.num_groups * span.num_columns(case.max_model_len):
         return ""
-    whose = "whose layers with a window" if span.num_full_groups else "which"
-    return f", {whose} have blocks for their last {span.window} tokens only where they decode"
+    layers = "; sliding-window layers" if span.num_full_groups else "; they"
+    return f"{layers} hold only the last {span.window} tokens while decoding"
 
 
 def _kind(case: Case) -> str:
@@ -87,11 +87,11 @@ def _kind(case: Case) -> str:
 
 
 def check_plan(case: Case) -> Iterator[Finding]:
-    """Checks what `serve` checks before it starts a process, above all the pool's memory."""
+    """Checks the plan as `serve` does before it starts a process, above all the pool's memory."""
     num_bytes = case.island.num_pool_blocks * case.island.form.column_bytes
     yield ok(
-        f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
-        f"a pool of {in_bytes(num_bytes)}{_pool_tokens(case)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
+        f"{counted(case.num_instances, 'instance')}, link {case.instance.transfers.transport}; "
+        f"a pool of {in_bytes(num_bytes)}{_pool_tokens(case)}, {in_bytes(free_shm_bytes())} free in /dev/shm"
     )
 
 
@@ -109,22 +109,22 @@ def check_memory(case: Case) -> Iterator[Finding]:
         num_kv = _num_kv_blocks(case) * case.form.block_bytes
         num_pool = case.island.num_pool_blocks * case.island.form.column_bytes
     except ValueError:
-        # Another check reports the error; the bytes that are known may already be too many.
+        # Another check reports the error. The known bytes may already be too many.
         if not num_weights:
-            raise NotChecked("whole weights") from None
+            raise NotChecked("complete weights") from None
     yield memory_finding(_num_available(), num_instances * num_weights, num_instances * num_kv, num_pool)
 
 
 def memory_finding(num_available: int, num_weights: int, num_kv: int, num_pool: int) -> Finding:
-    """Compares the host's memory. KV's pages are allocated when they are first used, all else at the start."""
-    parts = {"weights": num_weights, "pool": num_pool, "KV, at most": num_kv}
+    """Compares the needed memory with the available. KV is allocated on first use, everything else at the start."""
+    parts = {"weights": num_weights, "pool": num_pool, "KV up to": num_kv}
     text = f"{in_bytes(num_available)} available: "
     text += ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
     if num_weights + num_pool > num_available:
         return fail(text, "fewer instances, a smaller --pool-memory-bytes, or more memory")
     if num_weights + num_pool + num_kv > num_available:
         return warn(
-            f"{text}: too much when all of it is used",
+            f"{text}: more than available when all KV is in use",
             "a smaller --kv-cache-memory-bytes or --pool-memory-bytes",
         )
     return ok(text)
@@ -135,7 +135,9 @@ def check_limits(case: Case) -> Iterator[Finding]:
     yield files_finding(num_files, case.settings.limits.max_requests_per_key)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if not case.is_cpu and locked != resource.RLIM_INFINITY:
-        yield note(f"locked memory is limited to {in_bytes(locked)}: if pinning the pool fails, ulimit -l")
+        yield note(
+            f"locked memory is limited to {in_bytes(locked)}: raise ulimit -l if pinning the pool fails"
+        )
 
 
 def files_finding(num_files: int, max_requests: int) -> Finding:
@@ -143,14 +145,14 @@ def files_finding(num_files: int, max_requests: int) -> Finding:
         return ok("open files: no limit")
     if num_files < max_requests:
         return warn(
-            f"{num_files} open files, one for each client: fewer than --max-requests-per-key={max_requests}",
+            f"{num_files} open files, and each client needs one: fewer than --max-requests-per-key={max_requests}",
             f"ulimit -n {2 * max_requests}",
         )
     return ok(f"{num_files} open files")
 
 
 def _num_kv_blocks(case: Case) -> int:
-    """Returns the number of KV blocks of each instance. Raises ValueError when one request does not fit."""
+    """Returns the number of KV blocks of each instance. Raises ValueError if one request does not fit."""
     budget = case.engine.kv_cache_memory_bytes or (
         DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
     )
@@ -160,15 +162,17 @@ def _num_kv_blocks(case: Case) -> int:
 
 
 def _gpu_kv_bytes(case: Case) -> int:
-    """Returns the bytes that the weights leave; an instance measures the work of a step at its start, which takes some
-    of them."""
+    """Returns the bytes that the weights leave.
+
+    An instance also subtracts the memory of a step, which it measures at its start.
+    """
     num_ranks = case.engine.tensor_parallel_size
     gpu, num_weights = (
         min(case.gpus.gpus, key=lambda gpu: gpu.num_free_bytes),
         num_weight_bytes(case) // num_ranks,
     )
     use = MemoryUse(gpu.num_total_bytes, gpu.num_free_bytes - num_weights, num_weights)
-    # Instances of several GPUs share none.
+    # Instances on several GPUs do not share a GPU.
     utilization = case.engine if num_ranks > 1 else case.instance.engine
     return num_ranks * kv_share(use, num_work=0, utilization=utilization.gpu_memory_utilization)
 

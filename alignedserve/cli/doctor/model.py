@@ -1,4 +1,4 @@
-"""The model's files: the architecture, whether all weights are there, and the tokenizer."""
+"""Checks of the model's files: architecture, weights, adapters and tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alignedserve.text.tokenizer import Tokenizer
 
 def check_model(case: Case) -> Iterator[Finding]:
     if isinstance(case.located, NotInCache):
-        yield note(f"{case.located}: serve looks for it on the hub, and downloads it")
+        yield note(f"{case.located}: serve will download it from the hub")
         return
     if isinstance(case.located, ValueError):
         raise case.located
@@ -31,15 +31,17 @@ def check_model(case: Case) -> Iterator[Finding]:
 
 
 def num_weight_bytes(case: Case, with_adapters: bool = True) -> int:
-    """Returns the bytes of an instance's weights as the model runs with them, of all its ranks. Raises ValueError when
-    the files don't contain the model, or an adapter of it."""
+    """Returns the bytes of an instance's weights in memory, summed over its ranks.
+
+    Raises ValueError if the files do not contain the model or an adapter.
+    """
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
         quantised = found.config.quantised
         checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", False, quantised)
     engine = case.engine
     num_ranks = engine.tensor_parallel_size
-    # No other rank has more than the first one.
+    # No rank holds more than the first.
     return num_ranks * listed_weights.num_weight_bytes(
         found.config,
         case.torch_dtype,
@@ -57,9 +59,7 @@ def check_weights(case: Case) -> Iterator[Finding]:
     except ValueError as error:
         if not case.model.is_cached:
             raise
-        yield warn(
-            str(error), "serve downloads what is missing; if it is damaged, remove it from the hub's cache"
-        )
+        yield warn(str(error), "serve will download missing files; remove damaged ones from the hub's cache")
         return
     stored = case.model.config.dtype
     cast = "" if stored == case.dtype else f" (the checkpoint says {stored})"
@@ -72,7 +72,7 @@ def check_weights(case: Case) -> Iterator[Finding]:
 def _quantised(case: Case) -> str:
     stored = case.model.config.quantised
     if stored and stored.kind == "mxfp4":
-        # gpt-oss alone is so, and the rest of it in floating point.
+        # Only gpt-oss. Its other weights are in floating point.
         return ", experts in mxfp4"
     if stored:
         return f", linear layers in {stored.kind} ({stored.method})"
@@ -86,11 +86,11 @@ def check_adapters(case: Case) -> Iterator[Finding]:
     listed_weights.check_adapters(config, engine.adapters, engine.max_lora_rank)
     yield ok(f"{engine.adapter_names}: each fits the model")
     for text in lora.other_bases(case.model.name, engine.adapters):
-        yield warn(text, "nothing, if it is the same model under another name")
+        yield warn(text, "ignore it if both names are the same model")
 
 
 async def _try_out(model: ServedModel) -> None:
-    """Raises ValueError if a few words take its tokenizer or chat template too long."""
+    """Raises ValueError if the tokenizer or chat template is too slow on a few words."""
     async with contextlib.aclosing(Preparer(model, Limits(), PREPARING)) as preparer:
         await preparer.start()
 
@@ -98,24 +98,24 @@ async def _try_out(model: ServedModel) -> None:
 def check_tokenizer(case: Case) -> Iterator[Finding]:
     directory = case.engine.tokenizer or case.model.directory
     if case.engine.skip_tokenizer_init or directory is None:
-        yield note("none: token ids in and out, no text")
+        yield note("no tokenizer: requests and answers are token ids")
         return
     tokenizer, rows = Tokenizer.from_directory(directory), case.model.config.vocab_size
     try:
         asyncio.run(_try_out(ServedModel.located(case.model.name, case.model, case.engine)))
     except OSError as error:
-        # (A machine that is too busy is a TimeoutError, which is one too.)
-        yield fail(f"not tried: {error}", "a machine with time and memory for it")
+        # Includes TimeoutError, on a machine that is too busy.
+        yield fail(f"not tried: {error}", "try again on a machine with free CPU time and memory")
         return
     if tokenizer.vocab_size > rows:
         yield fail(
-            f"{tokenizer.vocab_size} tokens, and the model knows {rows}",
-            "the tokenizer that the model came with",
+            f"{tokenizer.vocab_size} tokens, but the model has {rows}",
+            "use the model's own tokenizer",
         )
     elif tokenizer.has_chat_template:
         yield ok(f"{tokenizer.vocab_size} tokens, with a chat template")
     else:
         yield warn(
-            f"{tokenizer.vocab_size} tokens, and no chat template: /v1/chat/completions refuses all",
+            f"{tokenizer.vocab_size} tokens but no chat template: /v1/chat/completions refuses all requests",
             "use /v1/completions, or put a chat_template.jinja beside it",
         )

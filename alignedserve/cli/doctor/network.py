@@ -1,11 +1,11 @@
-"""The address of the HTTP endpoint."""
+"""Checks of the HTTP server's address and API keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
-from alignedserve.cli.doctor.finding import Finding, note, ok, warn
+from alignedserve.cli.doctor.finding import Finding, counted, note, ok, warn
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.ports import check_address
 
@@ -19,8 +19,10 @@ def check_port(case: Case) -> Iterator[Finding]:
 def check_access(case: Case) -> Iterator[Finding]:
     num_keys = len(owners_of(case.settings.keys.api_key, case.settings.keys.api_key_file))
     if num_keys:
-        yield ok(f"{num_keys} API keys")
+        yield ok(counted(num_keys, "API key"))
     elif case.settings.http.is_on_loopback:
-        yield note("no API keys: whoever is on this machine may use it")
+        yield note("no API keys: every user of this machine has access")
     else:
-        yield warn(f"no API keys: whoever reaches {case.settings.http.host} may use it", "--api-key-file")
+        yield warn(
+            f"no API keys: every client that reaches {case.settings.http.host} has access", "--api-key-file"
+        )

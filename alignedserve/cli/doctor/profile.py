@@ -1,4 +1,4 @@
-"""The cost model's profile: saved earlier, or measured when instances start."""
+"""Checks of the cost model's profile, which is saved or measured when instances start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignedserve.instance.profile.saved import check_is_of, decode, default_pat
 def check_profile(case: Case) -> Iterator[Finding]:
     config = case.instance
     if not config.needs_profile:
-        yield note("none is used: no iteration is kept short for a deadline")
+        yield note("not used: no iteration is shortened for a deadline")
         return
     facts = facts_from(
         case.model.config,
@@ -30,17 +30,17 @@ def check_profile(case: Case) -> Iterator[Finding]:
 
 
 def profile_finding(path: Path, facts: dict[str, str]) -> Finding:
-    measure = "alignedserve profile MODEL, when the machine is quiet, is more exact"
+    measure = "alignedserve profile MODEL on an idle machine is more exact"
     try:
         profile = decode(path.read_bytes(), path.name)
         check_is_of(profile, facts)
     except FileNotFoundError:
-        return note(f"none yet: the first instance measures for 1 to 3 s; {measure}")
+        return note(f"none yet: the first instance measures one in 1 to 3 s; {measure}")
     except (OSError, ValueError) as error:
-        return warn(f"{path} is of no use, it is measured again: {error}", measure)
+        return warn(f"{path} is unusable and will be measured again: {error}", measure)
     if profile.cost.has_free_copies:
-        return note(f"{path} holds no channels, so copies of KV are taken to be free; {measure}")
-    return ok(f"saved, of {profile.num_points} points: {path}")
+        return note(f"{path} has no copy times, so copies of KV count as free; {measure}")
+    return ok(f"saved, with {profile.num_points} points: {path}")
 
 
 def _num_threads(case: Case) -> int:

@@ -1,4 +1,4 @@
-"""A server that runs: `alignedserve doctor --url`."""
+"""Checks of a running server: `alignedserve doctor --url`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 
 import httpx
 
-from alignedserve.cli.chat_client import Answer, ChatClient, Refused, away
+from alignedserve.cli.chat_client import Answer, ChatClient, Refused
 from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, ok, warn
-from alignedserve.cli.http import refusal
+from alignedserve.cli.http import away, refusal
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
 _MAX_TOKENS = 4
 
 
 def what_is_wrong(health: Mapping[str, Any]) -> str:
-    """Returns what a degraded server's /health says, in a line."""
+    """Returns the problems in a degraded server's /health, in one line."""
     down = [f"{', '.join(health['down'])} down"] if health.get("down") else []
     reason = [health["reason"]] if "reason" in health else []
     return "; ".join([*down, *reason, *health.get("missing", [])])
 
 
 class Server:
-    """Checks of a running server, in the order in which they are made."""
+    """The checks, in their order."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
 
     def health(self) -> Iterator[Finding]:
-        """The first check: whether there is a server."""
+        """Checks whether a server answers."""
         try:
             body = self._http.get("/health").json()
         except httpx.TransportError as error:
@@ -38,9 +38,9 @@ class Server:
             case "ok":
                 yield ok("ok")
             case "degraded":
-                yield warn(f"degraded: {what_is_wrong(body)}", "see what serve says")
+                yield warn(f"degraded: {what_is_wrong(body)}", "see the output of serve")
             case _:
-                yield fail(body["reason"], "see what serve says")
+                yield fail(body["reason"], "see the output of serve")
 
     def version(self) -> Iterator[Finding]:
         about = self._get("/openapi.json")["info"]
@@ -50,7 +50,7 @@ class Server:
         processes = self._get("/v1/cluster")["processes"]
         down = [each["instance_id"] for each in processes if each["state"] != "up"]
         if down:
-            yield warn(f"down: {', '.join(down)}", "they are started again; see what serve says")
+            yield warn(f"down: {', '.join(down)}", "they will be restarted; see the output of serve")
         else:
             yield ok(f"all {len(processes)} are up")
 
@@ -58,7 +58,7 @@ class Server:
         yield ok(self._model())
 
     def request(self) -> Iterator[Finding]:
-        """Sends a short request, and measures how long the answer takes."""
+        """Sends a short request and measures the answer's time."""
         answer = Answer()
         client = ChatClient(self._http, self._model(), {"max_tokens": _MAX_TOKENS, "temperature": 0})
         try:

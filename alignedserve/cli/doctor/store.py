@@ -1,4 +1,4 @@
-"""Where files and batch jobs are kept: the Redis that was named, or a private one, and the place of `--files-at`."""
+"""Checks of the store of files and batch jobs: a given or private Redis, and --files-at."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def check_store(case: Case) -> Iterator[Finding]:
             yield from asyncio.run(_named(location.url))
             return
         directory = location.server.socket.parent
-        yield ok(f"the state directory is free, and can be written: {directory}")
+        yield ok(f"the state directory is free and writable: {directory}")
         yield from _lost_with(directory, case.settings.launch.address is not None)
 
 
 def check_private_redis(case: Case) -> Iterator[Finding]:
-    """Starts Redis on an empty directory, so that the real one is not touched."""
+    """Starts Redis on an empty directory. The real one is not touched."""
     if case.settings.launch.redis_url is not None:
         return
     with (
@@ -53,10 +53,10 @@ async def _written(home: WatchedHome) -> Finding:
         await home.probe(new_file_id())
     except StoreAway as error:
         return fail(
-            f"files_at: a file can't be written there: {error}",
-            "the address, the credentials and rights, or another --files-at",
+            f"files_at: a test file can't be written: {error}",
+            "check the address, credentials and permissions, or use another --files-at",
         )
-    return ok("files_at: a file can be written there, and deleted")
+    return ok("files_at: a test file was written and deleted")
 
 
 async def _named(url: str) -> list[Finding]:
@@ -66,8 +66,8 @@ async def _named(url: str) -> list[Finding]:
     except StoreAway as error:
         return [
             fail(
-                f"redis_url: does not answer, Files and Batches would not: {error}",
-                "start it, see to address, password and certificate, or leave --redis-url",
+                f"redis_url: does not answer, so Files and Batches would not work: {error}",
+                "start it, check address, password and certificate, or omit --redis-url",
             )
         ]
     finally:
@@ -76,44 +76,44 @@ async def _named(url: str) -> list[Finding]:
 
 
 def lost_by(info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Says what a Redis would lose, by its INFO."""
+    """Yields what a Redis with this INFO would lose."""
     if info.get("cluster_enabled"):
         yield fail(
-            "redis_url: is a Redis Cluster, and keys of files and jobs can't be spread over one",
-            "a single Redis, with sentinels if it has to survive its machine",
+            "redis_url: is a Redis Cluster, which can't hold files and jobs",
+            "use a single Redis, with sentinels for failover",
         )
     if not info.get("aof_enabled"):
         yield warn(
-            "redis_url: has no append-only file: what was uploaded and answered since its last snapshot is lost when "
-            "it ends",
-            "appendonly yes, and appendfsync always if no answer may be lost",
+            "redis_url: has no append-only file: when it stops, all uploads and answers since its last snapshot are "
+            "lost",
+            "set appendonly yes, and appendfsync always to lose no answer at all",
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
         yield warn(
-            f"redis_url: forgets keys when its memory is full ({policy}): files and jobs would be gone",
-            "maxmemory-policy noeviction",
+            f"redis_url: evicts keys when its memory is full ({policy}): files and jobs would be lost",
+            "set maxmemory-policy noeviction",
         )
 
 
 def _lost_with(directory: Path, is_cluster: bool) -> Iterator[Finding]:
-    """Says with what the files and jobs of a private Redis would go."""
+    """Yields how the files and jobs of a private Redis could be lost."""
     kind = file_system_of(directory, Path("/proc/self/mounts").read_text())
-    remedy = "--state-dir on a volume that outlives it, or --redis-url"
+    remedy = "use --state-dir on a persistent volume, or --redis-url"
     if kind in ("tmpfs", "ramfs"):
-        yield warn("the state directory is in memory: files and jobs are lost when this machine ends", remedy)
+        yield warn("the state directory is in memory: a reboot loses files and jobs", remedy)
     elif kind == "overlay":
-        yield warn("the state directory is the container's own: files and jobs are lost with it", remedy)
+        yield warn("the state directory is inside the container: files and jobs are lost with it", remedy)
     elif is_cluster:
-        yield note("files and jobs are on this machine's disk alone, and lost with that", remedy)
+        yield note("files and jobs are only on this machine's disk", remedy)
 
 
 def file_system_of(path: Path, mounts: str) -> str:
-    """Returns the kind of the file system that a path is on, by /proc/self/mounts."""
+    """Returns the type of the file system of a path, from /proc/self/mounts."""
     found, kind = "", ""
     for line in mounts.splitlines():
         _, where, what, *_ = line.split()
-        # Blanks are written as octal numbers.
+        # Blanks are escaped as octal numbers.
         where = where.encode().decode("unicode_escape")
         if path.is_relative_to(where) and len(where) >= len(found):
             found, kind = where, what
@@ -130,7 +130,7 @@ async def _starts(server: PrivateServer) -> Finding:
             return ok(f"{Path(server.program).name} starts")
         return fail(
             f"{server.program} does not start: {server.last_words(process.pid)}",
-            "another Redis, by --redis-url",
+            "use another Redis with --redis-url",
         )
     finally:
         answering.cancel()

@@ -64,5 +64,5 @@ async function findModel() {
   model ??= (await (await get("/v1/models")).json()).data[0];
 }
 
-new Chat(() => poll.now());
+new Chat(() => poll.now(), () => model?.id);
 poll.now();

@@ -20,17 +20,16 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 @dataclass(frozen=True)
 class WebhookConfig:
     url: Annotated[
-        tuple[str, ...], "URL to post to when a batch or a background response has ended; repeat for several"
+        tuple[str, ...], "URL to notify when a batch or background response has ended; repeat for more"
     ] = ()
     allowed_urls: Annotated[
-        tuple[str, ...], "URL prefix that a batch's own webhook URL must have; repeat for several"
+        tuple[str, ...], "prefix of URLs that a batch may name for its own webhook; repeat for more"
     ] = ()
     secret_file: Annotated[
-        str | None,
-        f"file of secrets (whsec_…) that sign webhooks, one per line [default: ${SECRET_VARIABLE}]",
+        str | None, f"file of secrets that sign webhooks (whsec_…), one a line [default: ${SECRET_VARIABLE}]"
     ] = None
     allow_private: Annotated[bool, "allow webhooks to loopback, private and link-local addresses"] = False
-    # Seconds that an attempt may take, from the DNS lookup to the status of the answer.
+    # The seconds that a try may take, from the look-up of the name to the status of the answer.
     try_s: float = 15.0
     # Seconds until a failed delivery is retried: first and longest delay. Each delay is three times the one before.
     retry_s: float = 5.0

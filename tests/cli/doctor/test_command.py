@@ -63,7 +63,7 @@ def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_all_is_well_with_the_demo_model(own: list[str]) -> None:
     done = doctor(*own)
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    *lines, summary = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     assert list(dict.fromkeys(area for _, area, _ in lines)) == list(AREAS)
     found = {area: text for _, area, text in lines}
@@ -71,6 +71,7 @@ def test_all_is_well_with_the_demo_model(own: list[str]) -> None:
     assert found["kv"].startswith("2.0 KiB a token; each instance: ")
     assert found["weights"].startswith("complete, 5.4 MiB in bfloat16")
     assert found["redis"].endswith("-server starts")
+    assert "0 failures" in " ".join(summary)
 
 
 @pytest.mark.slow
@@ -191,7 +192,7 @@ def test_memory_that_is_not_there(failures: Failures) -> None:
     failed = failures("--pool-memory-bytes", str(1 << 50))
     assert set(failed) == {"plan"} and "bytes of shared memory are free" in failed["plan"]
     failed = failures("--kv-cache-memory-bytes", "40000")
-    assert set(failed) == {"kv"} and "one request of max_model_len=2048 tokens needs" in failed["kv"]
+    assert set(failed) == {"kv"} and "one request of --max-model-len 2048 tokens needs" in failed["kv"]
     many = ["opt-30b", "--load-format", "dummy", "--decode-instances", "1000", "--device", "cpu"]
     assert " available: weights " in failures(*many)["memory"]
 
@@ -201,21 +202,21 @@ def test_options_that_are_none(failures: Failures) -> None:
     everywhere = ["--host", "0.0.0.0"]  # noqa: S104
     assert "reachable from other machines" in failures(*everywhere)["options"]
     assert failures(*everywhere, "--allow-no-auth") == {}
-    assert "max_model_len=4096" in failures("--max-model-len", "4096")["model"]
-    assert "policy='none'" in failures("--policy", "none")["plan"]
+    assert "--max-model-len 4096" in failures("--max-model-len", "4096")["model"]
+    assert "policy" in failures("--policy", "none:None")["plan"]
     assert "can't be read" in failures("--api-key-file", "/no/such/file")["access"]
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is one")
 def test_a_gpu_that_is_not_there(failures: Failures) -> None:
-    assert failures("--device", "cuda") == {"gpu": "device='cuda': this machine has no GPU"}
+    assert failures("--device", "cuda") == {"gpu": "--device cuda: this machine has no GPU"}
 
 
 def test_a_port_that_is_taken_and_an_address_that_is_none(failures: Failures) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert failures("--port", port) == {
-            "port": f"port={port}: another program listens on it at 127.0.0.1"
+            "port": f"--port {port}: another program listens on it at 127.0.0.1"
         }
     address = ["--host", "192.0.2.1", "--allow-no-auth"]
     assert set(failures(*address)) == {"port"}
@@ -244,7 +245,7 @@ def test_a_place_of_files_that_can_not_be_written(
 def test_a_redis_that_is_not_there(failures: Failures) -> None:
     failed = failures("--redis-url", f"redis://127.0.0.1:{free_port('127.0.0.1')}")
     assert set(failed) == {"store"} and "does not answer" in failed["store"]
-    assert "redis_url" in failures("--redis-url", "nonsense")["store"]
+    assert "--redis-url" in failures("--redis-url", "nonsense")["store"]
 
 
 def test_a_server_that_is_not_there(failures: Failures) -> None:
@@ -265,7 +266,7 @@ def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     words += ["--kv-cache-memory-bytes", str(100 * 12_288), "--max-num-batched-tokens", "32"]
     said = " ".join(CliRunner().invoke(command, words).stdout.split())
     # Nine blocks each, not 32.
-    assert "11 requests of 512, which have blocks for their last 24 tokens only where they decode" in said
+    assert "11 requests of 512; they hold only the last 24 tokens while decoding" in said
 
 
 @pytest.mark.slow
@@ -276,7 +277,7 @@ def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_h
     words += ["--kv-cache-memory-bytes", str(300 * 8192), "--max-num-batched-tokens", "32"]
     said = " ".join(CliRunner().invoke(command, words).stdout.split())
     # Of its three layers, in groups of one, two slide: 32 + 2 * 9 blocks of 8 KiB each, not 3 * 32.
-    text = "6 requests of 512, whose layers with a window have blocks for their last 24 tokens only where they decode"
+    text = "6 requests of 512; sliding-window layers hold only the last 24 tokens while decoding"
     assert text in said
     assert "1.5 KiB a token; each instance: 1600 tokens or more (2.3 MiB)" in said
 

@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from alignedserve import demo
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota, num_free_bytes
+from alignedserve.cli.doctor.command import summary
 from alignedserve.cli.doctor.cpu import cores_finding, native_finding
-from alignedserve.cli.doctor.finding import Check, Finding, NotChecked, findings_of, in_bytes, ok
+from alignedserve.cli.doctor.finding import Check, Finding, Level, NotChecked, findings_of, in_bytes, ok
 from alignedserve.cli.doctor.gpu import gpu_findings
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
-from alignedserve.cli.doctor.installation import packages_finding, python_finding
+from alignedserve.cli.doctor.installation import check_extras, extra_finding, packages_finding, python_finding
 from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_finding
 from alignedserve.cli.doctor.model import check_adapters
 from alignedserve.cli.doctor.profile import profile_finding
@@ -69,14 +71,14 @@ def test_what_makes_gpus_slow_is_a_warning() -> None:
 def test_fewer_gpus_than_instances_share() -> None:
     assert "2 GPUs for 3 instances" in texts(found(TWO, num_instances=3), "note")
     one = replace(TWO, gpus=(H200,))
-    assert "1 of 2 GPUs can be used" in texts(found(one), "note")
+    assert "1 of 2 GPUs are visible" in texts(found(one), "note")
 
 
 def test_links_need_gpus_that_reach_each_other() -> None:
     apart = replace(TWO, unreachable=((0, 1), (1, 0)))
     assert {each.level for each in found(apart, link="host")} == {"ok"}
     assert "GPU 0 can't reach the memory of GPU 1" in texts(found(apart, link="ipc"), "fail")
-    assert "KV goes through host memory then" in texts(found(apart, link="auto"), "warn")
+    assert "KV moves through host memory instead" in texts(found(apart, link="auto"), "warn")
     assert "link='nccl'" in texts(found(apart, link="nccl"), "warn")
 
 
@@ -89,7 +91,7 @@ def test_links_need_gpus_that_reach_each_other() -> None:
         (None, 2, None, "ok", "4 cores for 2 instances"),
         (None, 0, None, "ok", "4 cores"),
         (4.0, 2, None, "ok", "4 cores for 2 instances"),
-        (1.5, 2, None, "warn", "time of 1.5 only"),
+        (1.5, 2, None, "warn", "a quota of 1.5"),
         (None, 5, None, "warn", "they take turns"),
         (None, 2, "1", "note", "OMP_NUM_THREADS=1"),
     ],
@@ -167,6 +169,29 @@ def test_versions_are_held_to_their_bounds() -> None:
     assert wrong.level == "fail" and "must be >=99; no-such-package is not installed" in wrong.text
 
 
+def test_packages_of_an_extra_are_held_to_their_bounds_where_an_option_needs_it() -> None:
+    lines = ["torch>=2.0", "no-such-package>=1; extra == 'otel'", "click>=8; extra == 'plot'"]
+    wrong = extra_finding(lines, "otel", "--otlp-endpoint")
+    assert wrong.text == "--otlp-endpoint: no-such-package is not installed"
+    assert (wrong.level, wrong.remedy) == ("fail", "pip install 'alignedserve[otel]'")
+    assert extra_finding(lines, "plot", "--plot").level == "ok"
+    with_traces = settings_of(None, {"otlp_endpoint": "http://127.0.0.1:4318"})
+    assert [each.text.partition(":")[0] for each in check_extras(with_traces)] == ["--otlp-endpoint"]
+    assert not [*check_extras(settings_of(None, {}))]
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        (["ok", "note"], "2 ok, 0 warnings, 0 failures: it will run"),
+        (["ok", "warn"], "1 ok, 1 warning, 0 failures: it will run, see the warnings"),
+        (["fail", "warn"], "0 ok, 1 warning, 1 failure: it will not run like this"),
+    ],
+)
+def test_a_line_sums_the_findings_up(levels: list[Level], said: str) -> None:
+    assert click.unstyle(summary(levels)) == said
+
+
 def test_a_profile_that_is_of_no_use(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     assert profile_finding(path, {}).level == "note"
@@ -188,7 +213,7 @@ def test_a_check_that_raises_is_a_finding() -> None:
 
     assert of(ValueError("no room")) == Finding("fail", "no room", "this helps")
     assert of(KeyError("x")).text == "the check failed: KeyError: 'x'" and of(KeyError("x")).level == "fail"
-    assert of(NotChecked("the model")) == Finding("note", "not checked: it takes the model")
+    assert of(NotChecked("the model")) == Finding("note", "not checked: needs the model")
 
 
 @pytest.mark.parametrize(

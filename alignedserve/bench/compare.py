@@ -1,0 +1,216 @@
+"""Compares servers: chat alone, and chat beside a batch job.
+
+Every server gets the same requests, and one server is measured after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from tqdm import tqdm
+
+from alignedserve.bench.best_effort import BestEffort, start_best_effort
+from alignedserve.bench.client import Client, Outcome, first_model
+from alignedserve.bench.compare_config import CompareConfig
+from alignedserve.bench.config import BenchConfig
+from alignedserve.bench.results import Results, evaluate
+from alignedserve.bench.run import http_client
+from alignedserve.bench.workload import make_workload
+
+PERCENTILES = (50.0, 99.0)
+# Added to the seed, so that no run finds prompts of an earlier one in the prefix cache.
+_ALONE, _BESIDE, _JOB = 0, 1, 2
+COLUMNS = (
+    "server",
+    "chat",
+    "answered",
+    "in time",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "batch lines/s",
+)
+
+MakeBar = Callable[[int, str], "tqdm[Any]"]
+
+
+@dataclass(frozen=True)
+class Server:
+    label: str
+    url: str
+    api_key: str | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one server."""
+
+    server: Server
+    model: str
+    alone: Results
+    beside: Results
+    # Answered lines of best effort per second, while chat ran.
+    lines_per_s: float
+    has_batch_api: bool
+    # False: the lines were used up before chat ended.
+    has_job_lasted: bool
+    # The first error of chat requests; None: there was none.
+    error: str | None
+
+    @property
+    def runs(self) -> dict[str, Results]:
+        return {"alone": self.alone, "beside batch": self.beside}
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        del found["server"]["api_key"]
+        return found
+
+
+def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | None) -> list[Server]:
+    """Raises ValueError unless there are labels and keys for all or none of the servers."""
+    if len(urls) < 2:
+        raise ValueError("give the URLs of at least two servers")
+    bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
+    for url in bases:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r}: must begin with http:// or https://")
+    for name in ("label", "api_key"):
+        count = len(getattr(config, name))
+        if count not in (0, len(urls)) and not (name == "api_key" and count == 1):
+            raise ValueError(f"{name}: {count} given for {len(urls)} servers")
+    labels = config.label or [urlsplit(url).netloc for url in bases]
+    keys: list[str | None] = [*config.api_key] or [default_key]
+    keys = keys if len(keys) == len(bases) else len(bases) * keys
+    return [Server(*each) for each in zip(labels, bases, keys, strict=True)]
+
+
+async def measure(config: CompareConfig, server: Server, make_bar: MakeBar) -> Measured:
+    """Measures one server. Raises ValueError if it can't be used."""
+    async with http_client(config.request_timeout_s, server.api_key) as http:
+        try:
+            return await _measure(config, server, http, make_bar)
+        except httpx.HTTPError as error:
+            raise ValueError(f"{server.url}: {error or type(error).__name__}") from None
+
+
+async def _measure(
+    config: CompareConfig, server: Server, http: httpx.AsyncClient, make_bar: MakeBar
+) -> Measured:
+    model = config.model or await first_model(http, server.url)
+    alone, beside = config.chat(server.url, _ALONE), config.chat(server.url, _BESIDE)
+    first = await _chat(alone, http, model, f"{server.label} alone", make_bar)
+    bodies = _bodies(config.job(server.url, _JOB), model)
+    load, has_batch_api = await start_best_effort(http, server.url, bodies, config.job_concurrency)
+    try:
+        await asyncio.sleep(config.job_warmup_s)
+        num_before, begun_s = await load.num_done(), time.perf_counter()
+        second = await _chat(beside, http, model, f"{server.label} beside batch", make_bar)
+        num_done, passed_s = await load.num_done(), time.perf_counter() - begun_s
+    finally:
+        await _stop(load)
+    outcomes = [*first[0], *second[0]]
+    return Measured(
+        server,
+        model,
+        evaluate(*first, alone.objectives, PERCENTILES),
+        evaluate(*second, beside.objectives, PERCENTILES),
+        (num_done - num_before) / passed_s,
+        has_batch_api,
+        num_done < len(bodies),
+        next((each.error for each in outcomes if each.error), None),
+    )
+
+
+async def _stop(load: BestEffort) -> None:
+    try:
+        await load.stop()
+    except (httpx.HTTPError, ValueError):
+        # The measurement stands, or another error is on its way.
+        return
+
+
+async def _chat(
+    config: BenchConfig, http: httpx.AsyncClient, model: str, title: str, make_bar: MakeBar
+) -> tuple[list[Outcome], float]:
+    items = make_workload(config)
+    with make_bar(len(items), title) as bar:
+        return await Client(config, http, model).run(items, lambda outcome: bar.update())
+
+
+def _bodies(config: BenchConfig, model: str) -> list[dict[str, Any]]:
+    """Returns the bodies of the job's lines."""
+    body: dict[str, Any] = {"model": model}
+    if config.temperature is not None:
+        body["temperature"] = config.temperature
+    if config.ignore_eos:
+        body["ignore_eos"] = True
+    return [
+        {**body, "messages": item.prompt, "max_tokens": item.max_tokens} for item in make_workload(config)
+    ]
+
+
+# ---- the report ----
+
+
+def table(found: Sequence[Measured]) -> Iterator[str]:
+    """Yields the lines of a table, two rows for each server. Times are in milliseconds."""
+    rows = [row for each in found for row in _rows(each)]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    yield _line(COLUMNS, widths)
+    yield _line(
+        ["-" * width if place < 2 else "-" * (width - 1) + ":" for place, width in enumerate(widths)], widths
+    )
+    for row in rows:
+        yield _line(row, widths)
+
+
+def _rows(found: Measured) -> Iterator[list[str]]:
+    for name, run in found.runs.items():
+        ttft, tpot = (dict(run.summaries[each].percentiles) for each in ("ttft", "tpot"))
+        yield [
+            found.server.label,
+            name,
+            f"{run.completed}/{run.completed + run.failed}",
+            f"{100 * run.attainment['rt']:.1f} %",
+            *(f"{times[percent]:.0f}" for times in (ttft, tpot) for percent in PERCENTILES),
+            "-" if run is found.alone else f"{found.lines_per_s:.2f}",
+        ]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}"
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return f"| {' | '.join(padded)} |"
+
+
+def remarks(found: Sequence[Measured], config: CompareConfig) -> Iterator[str]:
+    """Yields what a reader of the table has to know."""
+    for each in found:
+        label = each.server.label
+        if not each.has_batch_api:
+            yield (
+                f"{label} has no batch API: best effort was sent as plain requests, {config.job_concurrency} at a time"
+            )
+        if not each.has_job_lasted:
+            yield f"{label}: all {config.job_lines} lines were answered before chat ended; raise --job-lines"
+        if each.error:
+            yield f"{label}: chat requests failed, the first with: {each.error}"
+
+
+def verdict(found: Sequence[Measured]) -> str:
+    """Returns the result in one sentence."""
+    in_time = ", ".join(
+        f"{100 * each.beside.attainment['rt']:.1f} % on {each.server.label}" for each in found
+    )
+    lines = ", ".join(f"{each.lines_per_s:.2f} on {each.server.label}" for each in found)
+    return f"Beside the batch job, chat is in time for {in_time}; batch lines per second: {lines}."

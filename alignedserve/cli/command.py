@@ -1,0 +1,192 @@
+"""The base of all commands: errors name options as they are typed, and help comes in groups.
+
+`alignedserve COMMAND --help` shows the options that matter and the names of the groups. `--help=GROUP` shows one
+group, `--help=all` everything, and any other word the options with that word in their name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+ALL = "all"
+# The value of a bare `--help`.
+_PLAIN = ""
+_VALUE = r"""'[^']*'|"[^"]*"|\([^)]*\)|[^\s:,;)]+"""
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    # What follows `--help=`.
+    name: str
+    title: str
+    # Parameters that a bare `--help` shows.
+    main: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return (*self.main, *self.others)
+
+
+class WrongOption(click.ClickException):
+    """An option has a value that is not allowed. The message names the option, in one line."""
+
+    exit_code = 2
+
+
+class Command(click.Command):
+    """A command with or without groups of options. With groups, each option is in exactly one of them."""
+
+    def __init__(self, *args: Any, groups: Sequence[OptionGroup] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = groups
+        self._grouped_help = click.Option(
+            ["--help", "wanted_help"],
+            metavar="[=GROUP]",
+            is_flag=False,
+            flag_value=_PLAIN,
+            is_eager=True,
+            expose_value=False,
+            allow_from_autoenv=False,
+            callback=self._show_help,
+            help="Show this message, or one group of options, and exit.",
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            message = str(error)
+            named = in_flags(message, self.params)
+            raise (WrongOption(named) if named != message else click.ClickException(message)) from error
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        return self._grouped_help if self.groups else super().get_help_option(ctx)
+
+    def _show_help(self, ctx: click.Context, option: click.Parameter, wanted: str | None) -> None:
+        if wanted is None or ctx.resilient_parsing:
+            return
+        click.echo(self.help_on(ctx, wanted.lower()), color=ctx.color)
+        ctx.exit()
+
+    def help_on(self, ctx: click.Context, wanted: str) -> str:
+        """Returns the help on a group, on all groups, or on options that have a word in their names."""
+        if wanted == _PLAIN:
+            return self.get_help(ctx)
+        if wanted == ALL:
+            shown = {group.title: group.options for group in self.groups}
+        elif found := [group for group in self.groups if group.name == wanted]:
+            shown = {group.title: group.options for group in found}
+        else:
+            word = wanted.strip("-").replace("-", "_")
+            names = tuple(name for group in self.groups for name in group.options if word and word in name)
+            shown = {f'Options with "{wanted}"': names}
+            if not names:
+                known = [*(group.name for group in self.groups), ALL]
+                raise click.UsageError(
+                    f"--help={wanted}: no such group; there are {', '.join(known)}{did_you_mean(wanted, known)}",
+                    ctx,
+                )
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        if wanted == ALL:
+            self.format_help_text(ctx, formatter)
+        self._write_groups(ctx, formatter, shown)
+        return formatter.getvalue().rstrip("\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.groups:
+            super().format_options(ctx, formatter)
+            return
+        self._write_groups(ctx, formatter, {group.title: group.main for group in self.groups})
+        rows = [(f"--help={group.name}", f"{group.title} ({len(group.options)})") for group in self.groups]
+        with formatter.section("All options, by group"):
+            formatter.write_dl([*rows, (f"--help={ALL}", "Everything")])
+
+    def _write_groups(
+        self, ctx: click.Context, formatter: click.HelpFormatter, shown: dict[str, tuple[str, ...]]
+    ) -> None:
+        options = {each.name: each for each in self.params if isinstance(each, click.Option)}
+        for title, names in shown.items():
+            records = [options[name].get_help_record(ctx) for name in names if not options[name].hidden]
+            if rows := [record for record in records if record]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Group(click.Group):
+    """A command with subcommands. It suggests one for a name that does not exist."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            hint = did_you_mean(name, self.list_commands(ctx))
+            ctx.fail(f"No such command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class OneOf(click.types.StringParamType):
+    """One of several words. The error for another one suggests the closest."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = known
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self.known)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return one_of(self, str(value), self.known, param, ctx)
+
+
+def one_of(
+    kind: click.types.StringParamType,
+    value: str,
+    known: Collection[str],
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+    more: str = "",
+) -> str:
+    """Returns the value. Raises BadParameter if it is not known."""
+    if value not in known:
+        kind.fail(f"{value!r} is not one of {', '.join(known)}{more}{did_you_mean(value, known)}", param, ctx)
+    return value
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns the end of an error message: the known word that is closest, if one is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
+    """Returns the message with options as they are typed: `--port 1` for `port=1`."""
+    flags = {each.name: each for each in params if isinstance(each, click.Option) and each.name}
+    names = sorted(filter(None, flags), key=len, reverse=True)
+    if not names:
+        return message
+    pattern = rf"(?<![\w.=/-])({'|'.join(map(re.escape, names))})(?:=({_VALUE})|(?![\w=./-]))"
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        option = flags[name]
+        flag = max(option.opts, key=len)
+        if value is None:
+            # Other words of a sentence may be names, too: "policy", "port", "output".
+            is_named = "_" in name or (found.start() == 0 and message[found.end() :].startswith((":", ", ")))
+            return flag if is_named else found[0]
+        if option.is_flag and value in ("True", "False"):
+            return flag if value == "True" else (option.secondary_opts or [flag])[0]
+        plain = value[1:-1] if value[0] in "'\"" else value
+        return f"{flag} {plain if plain and ' ' not in plain else value}"
+
+    return re.sub(pattern, typed, message)
