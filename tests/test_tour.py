@@ -19,7 +19,9 @@ def num_lines(name: str) -> int:
 def test_it_is_as_long_as_it_says() -> None:
     said = re.search(r"twelve files, ([\d,]+) lines", TEXT)
     assert said and len(ROWS) == 12
-    assert sum(num_lines(name) for name, _, _ in ROWS) == pytest.approx(int(said[1].replace(",", "")), rel=0.1)
+    assert sum(num_lines(name) for name, _, _ in ROWS) == pytest.approx(
+        int(said[1].replace(",", "")), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(("name", "said", "seen"), ROWS, ids=[name for name, _, _ in ROWS])
