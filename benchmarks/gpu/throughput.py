@@ -1,6 +1,6 @@
 """256 requests at once, as the small engines measure throughput: ours, and transformers' continuous batching beside it.
 
-Input and output lengths are uniform in 100 to 1024, seed 0; nobody stops early; max_model_len is 4096; greedy. Both
+Input and output lengths are uniform in 100 to 1024, seed 0; no request stops early; max_model_len is 4096; greedy. Both
 have the same random weights. A first run of the same prompts with two output tokens each, not timed, compiles and
 captures. transformers runs in a process of its own (`transformers_batching.py`), after ours has given the GPU back;
 what it can do is measured in each of its ways to attend that work without a download.
