@@ -156,6 +156,7 @@ def test_the_repository_is_one_setting() -> None:
         ("1. a\n   b\n2. c", "1. a\n    b\n2. c"),
         ("1. a:\n\n   ```sh\n     x\n   ```\n2. b", "1. a:\n\n    ```sh\n      x\n    ```\n\n2. b"),
         ("- a\n  - b\n\nend", "- a\n\n    - b\n\nend"),
+        ("- a\n  - b\n  - c\n- d\n  - e", "- a\n\n    - b\n    - c\n\n- d\n\n    - e"),
         ("```\n1. a\n   b\n```", "```\n1. a\n   b\n```"),
     ],
 )

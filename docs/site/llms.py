@@ -27,5 +27,5 @@ def index(site: Site, texts: dict[str, str]) -> str:
 def summary(text: str) -> str:
     """Returns a page's first sentence, without links; empty if it begins with something else."""
     found = PARAGRAPH.search(text)
-    prose = LINK.sub(r"\1", " ".join(found[1].split())) if found else ""
+    prose = LINK.sub(r"\1", " ".join(found[1].split())).replace("**", "") if found else ""
     return re.split(r"(?<=[.!?:])\s", prose)[0].rstrip(":")

@@ -53,11 +53,12 @@ class _Converter:
             closed = self._close(indent, text, bool(item))
             outer = self.items[-1].column if self.items else 0
             moved = WIDTH * len(self.items) + max(indent - outer, 0)
-            if self.is_after_blank:
+            begins = item is not None and (closed is None or closed.has_blocks)
+            if begins and not self.is_after_blank:
+                found.append("")
+            if begins or self.is_after_blank:
                 for each in self.items:
                     each.has_blocks = True
-            elif item and (not closed or closed.has_blocks):
-                found.append("")
             if item:
                 text = item[1].replace(")", ".") + " " + text[item.end() :]
                 self.items.append(_Item(indent + item.end()))
