@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check picture lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -47,7 +47,7 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types docs test
 
 # an hour of new seeds; MINUTES=2 make vopr, FIRST_SEED=7 for those from there on
 vopr: .venv/installed
@@ -62,6 +62,10 @@ arena: .venv/installed
 # a live server while its processes are killed; SEED=7 make soak, MINUTES=30 for longer
 soak: .venv/installed
 	$(BIN)/python -m benchmarks.soak --minutes $${MINUTES:-5} $${SEED:+--seed $$SEED}
+
+# the site, in build/site: all pages with navigation and search
+docs: .venv/installed
+	$(BIN)/python -m docs.site
 
 # those of docs/architecture.md, from the source
 picture: .venv/installed

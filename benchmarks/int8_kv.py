@@ -217,10 +217,12 @@ def page(
     perplexities: dict[str, float] = found["perplexity"]  # type: ignore[assignment]
     plain, stored = (perplexities[each] for each in POOL_KV_DTYPES)
     lines = [
+        "# KV in 8 bits in the pool",
+        "",
         f"`{found['command']}`, {found['time']}, {found['machine']}, KV in {found['dtype']}",
         "",
-        f"Exact answers to held-out prompts, all KV through the pool; **{0.0 - lost:+.2f} points** with int8 "
-        f"(aim: no more than {MOST_LOST} fewer):",
+        "This table has the shares of exact answers to held-out prompts. All KV goes through the pool. With int8, "
+        f"the share changes by **{0.0 - lost:+.2f} points** (aim: {MOST_LOST} fewer at most).",
         "",
         "| task | prompts | as instances have it | int8 |",
         "| --- | ---: | ---: | ---: |",
@@ -231,15 +233,16 @@ def page(
         lines.append(f"| {task} | {shares[0].num_asked} | {percents} |")
     lines += [
         "",
-        f"The same answer, token for token: {agreed.num_same_answers} of {agreed.num_answers} "
-        f"({100 * agreed.num_same_answers / agreed.num_answers:.2f} %); the same token at the same place: "
-        f"{agreed.num_same_tokens} of {agreed.num_tokens} "
+        f"{agreed.num_same_answers} of {agreed.num_answers} answers are the same, token for token "
+        f"({100 * agreed.num_same_answers / agreed.num_answers:.2f} %). "
+        f"{agreed.num_same_tokens} of {agreed.num_tokens} tokens are the same at the same place "
         f"({100 * agreed.num_same_tokens / agreed.num_tokens:.2f} %).",
         "",
-        f"Perplexity of {found['num_forced']} right answers, each token given those before, over the prompt's KV from "
-        f"the pool: {plain:.6f}, and {stored:.6f} with int8 ({100 * (stored / plain - 1):+.4f} %).",
+        f"The perplexity of {found['num_forced']} right answers is {plain:.6f}, and {stored:.6f} with int8 "
+        f"({100 * (stored / plain - 1):+.4f} %). "
+        "Each token follows the right ones, over the prompt's KV from the pool.",
         "",
-        "Bytes of a block of the demo model (4 layers, 2 KV heads of 64):",
+        "A block of the demo model (4 layers, 2 KV heads of 64) has these bytes:",
         "",
         "| KV in | slots | as instances have it | int8 | share | blocks in the same memory |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

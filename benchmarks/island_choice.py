@@ -237,15 +237,17 @@ def hash_ms(num_tokens: int = 100_000, num_rounds: int = 20) -> float:
 
 def page(rows: Sequence[Row], seconds: float, hashing_ms: float) -> str:
     lines = [
-        "# Islands chosen by load and prefix, beside the fewest open requests",
+        "# Islands chosen by load and prefix, or by the fewest open requests",
         "",
         "```sh",
         f"python -m benchmarks.island_choice --seconds {seconds:g}",
         "```",
         "",
-        f"Simulated chats, {COST}, {NUM_GATEWAYS} gateways; objectives of {1000 * SLO.ttft_s:g} ms to the first",
-        f"token and {1000 * SLO.tpot_s:g} ms for each further one.",
-        f"Hashing a prompt of 100,000 tokens takes a gateway {hashing_ms:.1f} ms.",
+        f"Chats are simulated, with {COST} and {NUM_GATEWAYS} gateways. The objectives are {1000 * SLO.ttft_s:g} ms "
+        "to the",
+        f"first token and {1000 * SLO.tpot_s:g} ms for each further one. A gateway takes {hashing_ms:.1f} ms to hash "
+        "a prompt of",
+        "100,000 tokens.",
         "",
         "| islands | choice | found in caches | TTFT p50, ms | p99 | in time | requests |",
         "| --- | --- | --- | --- | --- | --- | --- |",

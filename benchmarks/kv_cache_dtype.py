@@ -161,6 +161,8 @@ def attention_s(model: CpuModel) -> float:
 def page(command: str, answers: Sequence[Answers], speeds: Sequence[Speed]) -> str:
     """Markdown."""
     lines = [
+        "# KV in 8 bits in instances",
+        "",
         f"`{command}`, {cpu_name()}",
         "",
         "| of the demo model | exact answers | perplexity of right answers | tokens as in float32 |",

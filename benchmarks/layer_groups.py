@@ -100,11 +100,13 @@ def run(kind: str, engine: Engine, args: argparse.Namespace) -> tuple[Run, list[
 
 def page(runs: Sequence[Run], args: argparse.Namespace, command: str) -> str:
     lines = [
-        "# Layers that slide free what they have passed",
+        "# Layers with a window free the blocks behind it",
         "",
-        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads. {args.num_layers} layers of {MODEL}'s shape, "
-        f"five in six with a window of {args.window}; {args.requests} requests of {args.prompt} tokens, {args.output} "
-        f"more each; memory for {args.room} of them, if nothing is freed. Both say the same tokens.",
+        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads.",
+        "",
+        f"The model has {args.num_layers} layers of {MODEL}'s shape; five in six have a window of {args.window}. "
+        f"{args.requests} requests have prompts of {args.prompt} tokens and outputs of {args.output}. Memory fits "
+        f"{args.room} of them if nothing is freed. Both kinds of blocks yield the same tokens.",
         "",
         "| a block holds | output tokens/s | most at once | evictions |",
         "| --- | --- | --- | --- |",
@@ -115,7 +117,7 @@ def page(runs: Sequence[Run], args: argparse.Namespace, command: str) -> str:
         lines.append(f"| {kind} | {rate:.1f} | {own[0].most_running} | {own[0].num_evictions} |")
     pairs = zip(*([run.rate for run in runs if run.kind == kind] for kind in (GROUPS, WHOLE)), strict=True)
     ratios = ", ".join(f"{ours / other:.2f}" for ours, other in pairs)
-    return "\n".join([*lines, "", f"Ratio of the rates, round by round: {ratios}.", ""])
+    return "\n".join([*lines, "", f"The ratios of the rates, round by round, are {ratios}.", ""])
 
 
 def main() -> None:

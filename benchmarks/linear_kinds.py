@@ -82,8 +82,10 @@ def page(command: str, cpu: str, dtype: str, name: str, found: list[Taken]) -> s
     """Markdown."""
     rows = list(found[0].ms)
     lines = [
-        f"`{command}`, {name}, built for {cpu}, rows in {dtype}, one thread; "
-        f"ms of a layer of {NUM_IN:,} to {NUM_OUT:,}",
+        "# Linear layers by the kind of weights",
+        "",
+        f"`{command}`, {name}, built for {cpu}, rows in {dtype}, one thread. "
+        f"The table is in ms, for a layer of {NUM_IN:,} to {NUM_OUT:,}.",
         "",
         "| weights | " + " | ".join("1 row" if count == 1 else f"{count} rows" for count in rows) + " |",
         "| --- |" + " ---: |" * len(rows),

@@ -86,7 +86,9 @@ def measure(rows: int, num_rounds: int) -> Rates:
 def page(command: str, cpu: str, name: str, found: list[Rates]) -> str:
     """Markdown."""
     lines = [
-        f"`{command}`, {name}, built for {cpu}, one thread; GFLOP/s",
+        "# Linear layers compared with torch",
+        "",
+        f"`{command}`, {name}, built for {cpu}, one thread. The table is in GFLOP/s.",
         "",
         "| rows | float32 | bfloat16 | torch, float32 | float32 to torch | bfloat16 to torch |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -159,6 +159,8 @@ def rate_of(llm: LLM, num_requests: int, num_tokens: int) -> float:
 def page(command: str, answers: Sequence[Answers], speeds: Sequence[Speed]) -> str:
     """Markdown."""
     lines = [
+        "# Weights in 8 and 4 bits",
+        "",
         f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads",
         "",
         "| of the demo model | exact answers | perplexity of right answers | tokens as in float32 |",

@@ -128,9 +128,11 @@ def on_paper(model: str, gpu: Gpu, size: int) -> OnPaper | None:
 def page(command: str, measured: Sequence[Measured], paper: Sequence[OnPaper]) -> str:
     """Markdown."""
     lines = [
+        "# Ranks of an instance on CPUs",
+        "",
         f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads in all",
         "",
-        "| model | requests at once | ranks | threads of each | step | more than one rank's | for each meeting |",
+        "| model | requests at once | ranks | threads of each | step | above one rank | per exchange |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     base: dict[tuple[str, int], float] = {}
@@ -149,9 +151,9 @@ def page(command: str, measured: Sequence[Measured], paper: Sequence[OnPaper]) -
         )
     lines += [
         "",
-        f"On paper, decode steps of {BATCH} requests which attend to {CONTEXT:,} tokens each:",
+        f"Calculated for decode steps of {BATCH} requests, each of which attends to {CONTEXT:,} tokens:",
         "",
-        "| model | GPU | ranks | weights of each | tokens of KV that fit | step | of it sums |",
+        "| model | GPU | ranks | weights of each | tokens of KV that fit | step | part for sums |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [

@@ -154,8 +154,9 @@ def page(rows: Sequence[Row], seconds: float) -> str:
         f"python -m benchmarks.role_change --conversations AzureLLMInferenceTrace_conv.csv --seconds {seconds:g}",
         "```",
         "",
-        f"Simulated, {COST}, four instances; the share of requests that kept {SLO.ttft_s:g} s to the first token and",
-        f"{SLO.tpot_s:g} s for each further one. `changing` begins as 2+2.",
+        f"Four instances are simulated, with {COST}. The table has the share of requests with their first token "
+        "within",
+        f"{SLO.ttft_s:g} s and each further one within {SLO.tpot_s:g} s. `changing` begins as 2+2.",
         "",
         f"| traffic | requests/s | {' | '.join(names)} | changes |",
         f"| {' | '.join(['---'] * (len(names) + 3))} |",

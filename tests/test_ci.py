@@ -11,12 +11,12 @@ import pytest
 
 from tests.inner_pytest import ROOT
 
-# `make lint types` keeps the process that waits for it in a file; EARLY: it ends before `make clients` does, otherwise
-# not before the tests have begun.
+# `make lint types docs` keeps the process that waits for it in a file; EARLY: it ends before `make clients` does,
+# otherwise not before the tests have begun.
 MAKE = """#!/bin/sh
 echo "target $*" >> targets
 case "$*" in
-"lint types")
+"lint types docs")
   echo $PPID > beside
   test -n "$EARLY" || until grep -q test-all targets; do sleep 0.01; done
   echo "lint's last words"

@@ -190,14 +190,18 @@ def table(rows: Sequence[Row]) -> str:
 
 def page(rows: Sequence[Row], seconds: float) -> str:
     return (
-        "# Real time, handed over from where its prompt was computed\n\n"
+        "# Direct hand-over of real time\n\n"
         "```sh\n"
         f"python -m benchmarks.hand_over.simulated --seconds {seconds:g} --out benchmarks/results\n"
         "```\n\n"
-        f"Simulated: OPT-13B on A100s by its cost model, `aligned`, link `nccl`, {seconds:g} s each. Times are of real "
-        "time, in milliseconds; the second token's are from the first to the second. Requests are those of real time "
-        "that got a second token before the end; tokens are of both classes; copies in GB: "
-        "loaded from the pool, saved to it, pulled from instance to instance.\n\n" + table(rows)
+        f"Each case simulates {seconds:g} s of OPT-13B on A100s, with its cost model, `aligned` and link `nccl`.\n\n"
+        "| column | meaning |\n| --- | --- |\n"
+        "| times | of real time, in milliseconds |\n"
+        "| second token | from the first token to the second |\n"
+        "| requests | of real time, if they got a second token before the end |\n"
+        "| tokens/s | of both classes |\n"
+        "| loaded, saved, pulled | GB from the pool, to the pool, and from instance to instance |\n\n"
+        + table(rows)
     )
 
 

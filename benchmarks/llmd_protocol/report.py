@@ -79,12 +79,12 @@ def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
 
 {scale["date"]}, {scale["processor"]} cores, guidellm {scale["guidellm"]}. {_scaled(scale)}
 
-Ratios are of chats beside the jobs to chats alone, of those that were answered. Published figures are for orientation:
-they are of another model on other machines.
+The ratios compare answered chats beside the jobs with answered chats alone. The published figures are from another
+model on other machines, and for orientation only.
 
 {_table(HEAD, rows)}
 
-What the ratios are made of, in milliseconds:
+The times behind the ratios are in milliseconds:
 
 {_table(("", "chats", "TTFT p50", "p99", "gaps p99", "answered", "failed", "open at a phase's end"), _times(runs))}
 
@@ -94,13 +94,13 @@ What the ratios are made of, in milliseconds:
 
 def _scaled(scale: Mapping[str, Any]) -> str:
     return (
-        f"Alone, with {scale['num_at_once']} open at once, this server's default policy answered "
-        f"{scale['capacity_per_s']:.1f} chats a second; a burst is {scale['burst_share']:.0%} of that, "
-        f"{scale['rate']:.2f} a second for {scale['phase_s']:g} s, and before it {scale['calm_rate']:.2f} a second "
-        f"for as long, {scale['rounds']} times. Best effort alone made {scale['be_tokens_per_s']:,.0f} tokens a "
-        "second: "
-        f"{len(scale['windows'])} jobs of {scale['lines']} lines with {scale['line_tokens']} tokens of output each "
-        f"take {scale['jobs_share']:g} times as long as the bursts do, at that pace."
+        f"With {scale['num_at_once']} chats open at once and no jobs, this server's default policy answered "
+        f"{scale['capacity_per_s']:.1f} chats a second. A burst has {scale['burst_share']:.0%} of that, "
+        f"{scale['rate']:.2f} a second for {scale['phase_s']:g} s. Before each of {scale['rounds']} bursts, "
+        f"{scale['calm_rate']:.2f} chats a second arrive for as long. Best effort alone made "
+        f"{scale['be_tokens_per_s']:,.0f} tokens a second. There are {len(scale['windows'])} jobs of "
+        f"{scale['lines']} lines with {scale['line_tokens']} tokens of output each. At that pace they take "
+        f"{scale['jobs_share']:g} times as long as the bursts."
     )
 
 

@@ -146,11 +146,11 @@ def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
         {each.name: each.survives for each in mutants()},
     )
     head = (
-        f"# Mutants\n\n{num_found} of {len(hunts)} one-line mutants of the deciding code are found by `alignedserve "
-        f"vopr` within {minutes:g} minutes on {num_jobs} cores: {60 * minutes * num_jobs:g} s of processors' time "
-        "(`python -m benchmarks.mutants`).\n\n"
-        "Those of gateways and batch jobs, whose lines run in no others, are looked for in whole systems alone "
-        "(`--system whole`), the others in all.\n\n"
+        f"# Mutants\n\n`alignedserve vopr` finds {num_found} of {len(hunts)} one-line mutants of the deciding code "
+        f"within {minutes:g} minutes on {num_jobs} cores, {60 * minutes * num_jobs:g} s of processor time. `python "
+        "-m benchmarks.mutants` repeats this.\n\n"
+        "Mutants of gateways and batch jobs run only in whole systems, and are searched for there (`--system whole`). "
+        "The others are searched for in all kinds of systems.\n\n"
         "| mutant | file | systems | CPU seconds | what did not hold, or what else holds |\n"
         "| --- | --- | --- | --- | --- |\n"
     )

@@ -40,9 +40,9 @@ TBT_S, TBT_SCALES, TTFT_SCALES = 0.1875, (0.75, 1.25), (0.5, 1.5)
 # The range of lengths in a group of prompts.
 GROUP = 512
 HOW = (
-    f"simulated: {FITS}, KV of 12 GB (14,600 tokens), one colocated instance; 8 requests/s for 300 s, as in the paper "
-    f"far more than can be done; beside it {NEAR_RATE}/s for {NEAR_WINDOW_S} s; vLLM is `fcfs`, FastGen and "
-    f"Sarathi-Serve are `sarathi`, with iterations of {CHUNK} tokens"
+    f"Simulated, with {FITS}. KV of 12 GB (14,600 tokens), one colocated instance. 8 requests/s for 300 s, which is "
+    f"far above capacity, as in the paper; and {NEAR_RATE}/s for {NEAR_WINDOW_S} s. vLLM is `fcfs`; FastGen and "
+    f"Sarathi-Serve are `sarathi` with iterations of {CHUNK} tokens"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
 # The same prompts with answers as short as Alpaca's, at a rate that exceeds the capacity as much.
@@ -301,35 +301,37 @@ def points_claim(name: str, text: str, figure: str, claimed: float) -> Claim:
 
 
 MEMORY = (
-    "twelve gigabytes hold some six of these requests, and they decode in some 30 ms with any policy: tokens/s are "
-    "their quotient. Of this KV `fcfs` has {vllm_kv:.0%} in use on average and `accelgen` {accelgen_kv:.0%}, so that "
-    "no order has much to add; and `fcfs` here cuts prompts too, and keeps the KV of those it preempts"
+    "Twelve gigabytes hold about six of these requests, and an iteration takes about 30 ms with any policy. "
+    "Tokens/s are the quotient. On average, `fcfs` uses {vllm_kv:.0%} of this KV and `accelgen` {accelgen_kv:.0%}, "
+    "so no order can gain much. And our `fcfs` chunks prompts too, and keeps the KV of preempted requests."
 )
 BECAUSE = {name: short_of(MEMORY) for name in ("throughput", "requests", "goodput", "ablations")} | {
     "slo": short_of(
-        "iterations of some 30 ms keep objectives of 140 to 230 ms with any policy; on the paper's machine few are "
-        "within 187"
+        "Iterations of about 30 ms meet objectives of 140 to 230 ms with any policy. On the paper's machine few are "
+        "within 187."
     ),
     "jct-slo": short_of(
-        "far more arrives than can be done, so that all that wait are late, and what has waited longest has the least "
-        "remaining time: that is the order of arrival. With less, too, first tokens are due in what prompts take "
-        "alone, and others leave or wait for each of these urgent prompts"
+        "Far more arrives than can be served, so all waiting requests are late, and the one that has waited longest "
+        "has the least remaining time. That is the order of arrival. Under less load, too, a first token is due in "
+        "the time that its prompt takes alone, and others leave or wait for each such prompt."
     ),
     "jct": short_of(
-        "all that wait are late, and what has waited longest has the least remaining time: that is the order of "
-        "arrival; and memory bounds how many run"
+        "All waiting requests are late, and the one that has waited longest has the least remaining time. That is "
+        "the order of arrival. And memory limits the number of running requests."
     ),
 }
 
 CLAIMS = [
     gain_claim("throughput", "tokens/s", "1.42 to 11.21x", 1.42, _TWICE % ("tokens_per_s", 0)),
     gain_claim("requests", "requests/s", "1.54 to 10x", 1.54, _TWICE % ("requests_per_s", 2)),
-    gain_claim("goodput", "tokens/s that are in time", "1.43 to 13.71x", 1.43, _TWICE % ("good_per_s", 0)),
-    points_claim("slo", "the share of tokens within their objectives", "37 to 90 % more", 0.37),
-    points_claim("jct-slo", "the share of requests that end within theirs", "34 to 93 % more", 0.34),
+    gain_claim("goodput", "tokens/s in time", "1.43 to 13.71x", 1.43, _TWICE % ("good_per_s", 0)),
+    points_claim("slo", "increase of the share of tokens within their objectives", "37 to 90 % more", 0.37),
+    points_claim(
+        "jct-slo", "increase of the share of requests that end within theirs", "34 to 93 % more", 0.34
+    ),
     gain_claim(
         "jct",
-        "mean time to a request's end, less",
+        "reduction of the mean time to a request's end",
         "1.61 to 12.22x",
         1.61,
         "{vllm:.2f}x less than vLLM, {sarathi:.2f}x than Sarathi ({jct_s:.0f} s, of those that ended; at "
@@ -337,10 +339,10 @@ CLAIMS = [
     ),
     Claim(
         "ablations",
-        "what is lost without dynamic chunks, order by slack, and fitting batches",
+        "loss without dynamic chunks, order by slack, and fitting batches",
         SETUP + "; figure 12",
-        "tokens/s: 97, 35, 61 %; goodput: 44, 52, 27 % (without chunks more throughput than goodput is lost, "
-        "which can't be of the same runs)",
+        "tokens/s: 97, 35, 61 %; goodput: 44, 52, 27 % (without chunks, more throughput than goodput is lost, "
+        "which can't be from the same runs)",
         HOW,
         "tokens/s: {tokens_chunk:.0%}, {tokens_order:.0%}, {tokens_batch:.0%}; goodput: {good_chunk:.0%}, "
         "{good_order:.0%}, {good_batch:.0%}",
@@ -371,7 +373,7 @@ OVERHEAD = Claim(
     "time to schedule an iteration, as a share of the mean time to a request's end",
     SETUP + "; figure 11f",
     "0.02 %",
-    "live: processor time of `accelgen`'s plans on this machine, over times to the end that are simulated",
+    "Live: the processor time of the plans of `accelgen` on this machine. Times to the end are simulated",
     "{share:.4%} ({plan_ms:.2f} ms, {jct_s:.0f} s)",
     lambda numbers: at_most(0.0002, numbers["share"]),
 )

@@ -37,13 +37,16 @@ NUM_REQUESTS = 900
 # Either all sequences wait for the longest, or none does: the most and the least that unequal lengths can cost.
 KERNELS: tuple[Attention, Attention] = ("balanced", "padded")
 _LOAD = (
-    f"simulated: {FITS} 80 GB, {NUM_REQUESTS} requests of best effort, also with --quick, more than can be decoded as "
-    "they come, "
+    f"Simulated, with {FITS} 80 GB. {NUM_REQUESTS} best-effort requests, also with --quick, arrive faster than they "
+    "can be decoded. "
 )
-HOW = _LOAD + "decode kernels that split KV evenly (balanced) and in which all wait for the longest (padded)"
+HOW = (
+    _LOAD
+    + "One decode kernel splits KV evenly (balanced); in the other, all sequences wait for the longest (padded)"
+)
 OTHERS = (
-    "; DistServe is `fcfs`, both on 4 prefill instances and 1 that decodes; vLLM is `fcfs` and FastGen `sarathi` "
-    "(iterations of 512 tokens) on 2 colocated instances, beside `aligned` on 1 + 1"
+    ". DistServe is `fcfs`; it and `aligned` have 4 prefill instances and 1 decode instance. vLLM is `fcfs` and "
+    "FastGen is `sarathi` (iterations of 512 tokens) on 2 colocated instances, compared with `aligned` on 1 + 1"
 )
 SETUP = "OPT-2.7B to 30B, H100s with NVLink, 800 GB of host memory"
 
@@ -145,8 +148,8 @@ def measure_against(name: str, dataset: Dataset) -> Callable[[Size, int], Mappin
 
 
 _RATIOS = (
-    "DistServe {distserve_balanced:.2f}x to {distserve_padded:.2f}x, vLLM {vllm_balanced:.2f}x to {vllm_padded:.2f}x, "
-    "FastGen {fastgen_balanced:.2f}x to {fastgen_padded:.2f}x (balanced to padded"
+    "DistServe {distserve_balanced:.2f}x to {distserve_padded:.2f}x, vLLM {vllm_balanced:.2f}x to "
+    "{vllm_padded:.2f}x, FastGen {fastgen_balanced:.2f}x to {fastgen_padded:.2f}x (balanced to padded"
 )
 
 
@@ -167,24 +170,25 @@ def judge_against(claimed: Mapping[str, float]) -> Callable[[Numbers], Verdict]:
 
 BECAUSE = {
     "throughput": short_of(
-        "over DistServe, alignment is worth what the kernel loses on unequal lengths (measured on an H200: nothing, or "
-        "1.09 to 1.15x with one program per sequence and head), and costs what a batch of like lengths leaves of the "
-        "memory; two colocated instances have twice the memory for decodes, but compute prompts in between"
+        "Over DistServe, alignment gains what the kernel loses on unequal lengths. On an H200 that is nothing, or "
+        "1.09 to 1.15x with one program per sequence and head. Alignment costs the memory that a batch of similar "
+        "lengths leaves unused. Two colocated instances have twice the memory for decodes, but compute prompts in "
+        "between."
     ),
     "tpot": short_of(
-        "over the two colocated ones what is gained is that no prompts are in the iterations. DistServe has none "
-        "either, and memory is full of KV in any order; its median iteration takes {median_balanced:.2f}x as long with "
-        "the balanced kernel and {median_padded:.2f}x with the padded one, but the longest of ours are of the last "
-        "batch, in which are whatever lengths are left"
+        "Over the two colocated systems, the gain is that iterations contain no prompts. DistServe's contain none "
+        "either, and KV fills the memory in any order. Its median iteration takes {median_balanced:.2f}x as long "
+        "with the balanced kernel and {median_padded:.2f}x with the padded one. But our longest iterations are "
+        "those of the last batch, which has all the lengths that are left."
     ),
     "prefetch": short_of(
-        "copies run beside iterations either way: without prefetching a decode instance still computes "
-        "{without_busy_balanced:.1%} of the time (with the balanced kernel), and what slower copies cost is that KV of "
-        "{without_kv_balanced:,.0f} tokens instead of {whole_kv_balanced:,.0f} decodes at a time"
+        "Copies run beside iterations either way. Without prefetching, a decode instance still computes "
+        "{without_busy_balanced:.1%} of the time (with the balanced kernel). Slower copies cost batch size: KV of "
+        "{without_kv_balanced:,.0f} tokens decodes at a time, instead of {whole_kv_balanced:,.0f}."
     ),
     "alignment": short_of(
-        "with a balanced kernel unequal lengths cost nothing that alignment could save, and order of arrival leaves "
-        "less of the memory unused; with a padded one alignment is worth more than in the paper"
+        "With a balanced kernel, unequal lengths cost nothing that alignment could save, and order of arrival leaves "
+        "less memory unused. With a padded kernel, alignment gains more than in the paper."
     ),
 }
 
@@ -204,7 +208,7 @@ def against(name: str, title: str, figure: str, claimed: Mapping[str, float]) ->
         ),
         Claim(
             f"tpot-{name}",
-            f"p99 of an iteration's time, shorter than others', {title}",
+            f"p99 of iteration times, shorter than those of others, {title}",
             SETUP + "; 4.3",
             "1.74 to 3.05x",
             HOW + OTHERS,
@@ -235,15 +239,15 @@ def measure_iterations(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 ITERATIONS = Claim(
     "iterations",
-    "the share of iterations as short as the shortest tenth in order of arrival",
+    "the share of iterations that are as short as the shortest tenth in order of arrival",
     "OPT-13B, LongBench and ShareGPT; figure 13: within 30 ms",
     "more than 90 %, where order of arrival has less than 10 %",
-    HOW + "; LongBench",
+    HOW + ". Lengths are LongBench's",
     "{balanced:.0%} (balanced), {padded:.0%} (padded)",
     lambda numbers: together([at_least(0.9, numbers[kernel]) for kernel in KERNELS]),
     short_of(
-        "batches of any lengths fill the same memory, and reading it is what an iteration takes; only where all "
-        "wait for the longest do like lengths make iterations short"
+        "Batches of any lengths fill the same memory, and an iteration takes as long as reading it. Similar lengths "
+        "shorten iterations only if all sequences wait for the longest."
     ),
 )
 
@@ -265,14 +269,14 @@ SWITCHES = Claim(
     "the share of iterations that mix two batches",
     "OPT-6.7B, H100; 4.4",
     "at most 8.61 % on ShareGPT, 12.37 % on LongBench",
-    _LOAD + "a decode kernel that splits KV evenly; as an instance counts them",
+    _LOAD + "The decode kernel splits KV evenly. The count is that of an instance",
     "{sharegpt:.1%} on ShareGPT, {longbench:.1%} on LongBench ({sharegpt_batches:.0f} and {longbench_batches:.0f} "
     "batches)",
     lambda numbers: together([at_most(0.0861, numbers["sharegpt"]), at_most(0.1237, numbers["longbench"])]),
     {
-        Verdict.REPRODUCED: "with best effort alone what is left of a batch goes back to the pool when the next one "
-        "takes its place, where the paper lets both decode together until the older has ended; beside real time "
-        "batches mix (simulation.md)"
+        Verdict.REPRODUCED: "With best effort alone, the rest of a batch returns to the pool when the next one "
+        "takes its place. In the paper, both decode together until the older one ends. Beside real time, batches "
+        "mix (simulation.md)."
     },
 )
 
@@ -307,7 +311,8 @@ def ablation(name: str, text: str, claimed: float) -> Claim:
         text,
         "AzurePublicDataset; figure 14",
         f"{claimed:.2%} of the throughput",
-        HOW + "; lengths of Azure's conversations; without prefetching, KV comes from host memory over PCIe",
+        HOW
+        + ". Lengths are those of Azure's conversations. Without prefetching, KV comes from host memory over PCIe",
         "{balanced:.1%} (balanced), {padded:.1%} (padded)",
         lambda numbers: together([gain(1 + claimed, 1 + numbers[kernel]) for kernel in KERNELS]),
         BECAUSE.get(name, {}),
@@ -338,10 +343,11 @@ def measure_ttft(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 TTFT = Claim(
     "ttft",
-    "mean time to the first token, although requests wait for their batch",
+    "mean time to the first token, although requests wait for a batch",
     SETUP + "; figure 15",
     "1.49 s on ShareGPT, 2.54 s on LongBench",
-    HOW + f"; 4 prefill instances and 1 that decodes, at {NEAR:.0%} of the saturated rate, nobody starving",
+    HOW
+    + f". 4 prefill instances and 1 decode instance, at {NEAR:.0%} of the saturated rate. No request starves",
     "{aligned_sharegpt:.2f} s and {aligned_longbench:.2f} s (in order of arrival {fcfs_sharegpt:.2f} and "
     "{fcfs_longbench:.2f}); to the second token {aligned_sharegpt_second:.2f} and {aligned_longbench_second:.2f} s "
     "more",
@@ -349,8 +355,8 @@ TTFT = Claim(
         [at_most(1.49, numbers["aligned_sharegpt"]), at_most(2.54, numbers["aligned_longbench"])]
     ),
     {
-        Verdict.REPRODUCED: "a first token goes out when its prompt is computed, before any batch: what waits for "
-        "a batch is the second one"
+        Verdict.REPRODUCED: "A first token is sent when its prompt is computed, before any batch. The second one "
+        "waits for a batch."
     },
 )
 
@@ -370,16 +376,16 @@ SCHEDULING = Claim(
     "the time to schedule an iteration",
     "OPT-6.7B, H100; figure 11",
     "95 % within 5 ms, where 80 % of DistServe's take more than 10 ms",
-    "live: processor time of `aligned`'s plans of decode iterations on this machine; copies of KV run beside "
-    "iterations, and add nothing",
+    "Live: the processor time of the plans of decode iterations by `aligned`, on this machine. Copies of KV run "
+    "beside iterations and add nothing",
     "95 % within {p95_ms_sharegpt:.2f} ms on ShareGPT, {p95_ms_longbench:.2f} ms on LongBench",
     lambda numbers: together([at_most(5.0, value) for value in numbers.values()]),
 )
 
 PAPER = Paper(
     "aligned-serve",
-    "AlignedServe: Orchestrating Prefix-aware Batching to Build a High-throughput and Computing-efficient LLM Serving "
-    "System",
+    "AlignedServe: Orchestrating Prefix-aware Batching to Build a High-throughput and Computing-efficient LLM "
+    "Serving System",
     [
         *(
             Experiment(against(name, title, figure, claimed), measure_against(name, dataset))

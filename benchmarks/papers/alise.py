@@ -28,9 +28,9 @@ BOUND_S = 0.2
 # The seconds in which requests arrive, and a rate that every policy can sustain.
 RUNS = {"alpaca": (ALPACA, 60, 80.0), "sharegpt": (SHAREGPT, 400, 5.0)}
 HOW = (
-    f"simulated: {FITS}, KV of 38,600 tokens as on two V100 32 GB, one colocated instance of up to 1,024 requests; "
-    "vLLM is `fcfs`; requests for 400 s, of Alpaca for 60 s, also with --quick; lengths known to 27 %, as our "
-    "predictor knows GSM8K's"
+    f"Simulated, with {FITS}. KV of 38,600 tokens, as on two V100 32 GB; one colocated instance of up to 1,024 "
+    "requests. vLLM is `fcfs`. Requests arrive for 400 s (Alpaca's for 60 s), also with --quick. Predicted lengths "
+    "have an error of 27 %, that of our predictor on GSM8K"
 )
 
 
@@ -81,12 +81,12 @@ def measure_rate(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
 
 
 WHY_ALPACA = short_of(
-    "the longer requests come, the less may come beyond what the machine can do, in either order: in 20 s instead of "
-    "60 it was 1.30x (112 → 146 requests/s)"
+    "The longer requests arrive, the less overload either order survives. In 20 s instead of 60 s, it was 1.30x "
+    "(112 → 146 requests/s)."
 )
 WHY_SHAREGPT = short_of(
-    "a queue that grows for minutes is shorter than one of the paper's 30 minutes, and the paper's vLLM computes "
-    "again what it preempts, where ours keeps KV; which of the two it is was not looked into"
+    "Our queue grows for minutes and so stays shorter than the paper's, which grows for 30 minutes. And the paper's "
+    "vLLM recomputes what it preempts, while ours keeps KV. Which of the two is the cause was not examined."
 )
 
 
@@ -126,15 +126,15 @@ def measure_latency(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 LATENCY = Claim(
     "latency",
-    "mean response latency, less than in order of arrival",
+    "reduction of the mean response latency, compared with order of arrival",
     "OPT-13B, ShareGPT at 2 requests/s; figure 9",
     "46 % less",
-    HOW + "; at 8 requests/s, where the queue of this machine grows as the paper's does at 2",
+    HOW + ". At 8 requests/s, this machine's queue grows as the paper's does at 2",
     "{less:.0%} less ({fcfs_s:.1f} → {alise_s:.1f} s; {less_known:.0%} with lengths known)",
     lambda numbers: amount(0.46, numbers["less"]),
     short_of(
-        "knowing all lengths would make it {less_known:.0%}; the rest is the load: at 12 requests/s a trial of 1,500 "
-        "requests had 46 % less (59.5 → 32.3 s)"
+        "With all lengths known it would be {less_known:.0%}. The rest is the load: at 12 requests/s, a trial of "
+        "1,500 requests had 46 % less (59.5 → 32.3 s)."
     ),
 )
 
@@ -157,10 +157,11 @@ def measure_modes(size: Size, seed: int) -> Mapping[str, Numbers]:
 def mode_claim(mode: str, over: str, claimed: float, because: Mapping[Verdict, str]) -> Claim:
     return Claim(
         mode,
-        f"normalized latency with KV swapped by estimated waiting time, over {over}",
+        f"normalized latency with KV swapped by estimated waiting time, compared with {over}",
         "OPT, V100, Alpaca; figure 8",
         f"up to {claimed}x",
-        HOW + f"; `alise` with `--preemption-mode {mode}`; far above what the machine can do",
+        HOW
+        + f". The other system is `alise` with `--preemption-mode {mode}`. The load is far above capacity",
         "Alpaca {alpaca:.2f}x, ShareGPT {sharegpt:.2f}x",
         lambda numbers: gain(claimed, max(numbers["alpaca"], numbers["sharegpt"])),
         because,
@@ -168,16 +169,16 @@ def mode_claim(mode: str, over: str, claimed: float, because: Mapping[Verdict, s
 
 
 HARDLY_ANY_OF_ALPACA = (
-    "Alpaca's requests are over before they are in anybody's way: of 8,400 in 60 s only 320 are swapped; "
+    "Alpaca's requests end before they block others: only 320 of 8,400 in 60 s are swapped. "
 )
-WHY_DEFERRED = short_of(HARDLY_ANY_OF_ALPACA + "of ShareGPT's 1,300 in 130 s it is 482")
+WHY_DEFERRED = short_of(HARDLY_ANY_OF_ALPACA + "With ShareGPT, 482 of 1,300 in 130 s are.")
 WHY_RECOMPUTED = short_of(
     HARDLY_ANY_OF_ALPACA
-    + "and here KV is dropped for a shorter request only; when it was dropped for those that "
-    "had aged as well, as in the paper, which warns of that, two trials on ShareGPT had 1.4x and 1.6x"
+    + "And here KV is dropped for shorter requests only. The paper also drops it for requests that have aged, and "
+    "warns of that; two such trials on ShareGPT had 1.4x and 1.6x."
 )
-DEFERRED = mode_claim("defer", "deferring who finds no room", 1.8, WHY_DEFERRED)
-RECOMPUTED = mode_claim("recompute", "deleting it and computing it again", 2.8, WHY_RECOMPUTED)
+DEFERRED = mode_claim("defer", "deferral of requests that find no room", 1.8, WHY_DEFERRED)
+RECOMPUTED = mode_claim("recompute", "its deletion and recomputation", 2.8, WHY_RECOMPUTED)
 
 # ---- KV as INT8 in host memory ---------------------------------------------------------------------------------------
 
@@ -208,11 +209,11 @@ def measure_int8(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 INT8 = Claim(
     "int8",
-    "KV in host memory as INT8, for less memory and hardly other answers",
-    "3.2 (used throughout, without a figure of what it is worth)",
+    "KV in host memory as INT8: less memory, and almost the same answers",
+    "3.2, where it is used throughout, without a figure",
     "none",
-    HOW + f"; ShareGPT at 10 requests/s for {INT8_S} s, with a pool that is never full and with one of "
-    f"{POOLS['narrow'] / 1e9:.0f} GB; answers: the demo model's, live (int8_kv.md)",
+    HOW + f". ShareGPT at 10 requests/s for {INT8_S} s, with a pool that is never full and with one of "
+    f"{POOLS['narrow'] / 1e9:.0f} GB. Answers are the demo model's, live (int8_kv.md)",
     "{bytes:.1%} of the bytes; normalized latency {wide_s:.3f} → {wide_int8_s:.3f} s, with a narrow pool "
     "{narrow_s:.3f} → {narrow_int8_s:.3f} s ({narrow:.2f}x); {same_tokens:.2%} of tokens the same, {points_lost:.2f} "
     "points of exact answers lost",
@@ -222,7 +223,7 @@ INT8 = Claim(
             *(at_least(1 - NOISE, numbers[name]) for name in POOLS),
         ]
     ),
-    {Verdict.REPRODUCED: "answers are as good, and latency is no worse; there is no figure to reach"},
+    {Verdict.REPRODUCED: "Answers are as good, and latency is no worse. The paper has no figure to reach."},
 )
 
 # ---- prediction -----------------------------------------------------------------------------------------------------
@@ -234,15 +235,16 @@ def measure_prediction(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 PREDICTION = Claim(
     "prediction",
-    "mean relative error of predicted lengths, and milliseconds of a prediction",
+    "mean relative error of predicted lengths, and milliseconds per prediction",
     "Alpaca and ShareGPT, BERT encoder and vector search; 3.1 and table 2",
     "3.4 % and 9.2 %; 3.9 to 4.7 ms",
-    "live: our hashing encoder, on the demo model's tasks, or on --answers; neither dataset may be shipped",
+    "Live: our hashing encoder, on the demo model's tasks or on --answers. Neither of the paper's datasets may be "
+    "shipped",
     "{error:.1%}, {predict_ms:.2f} ms (class mean: {mean_error:.1%})",
     lambda numbers: at_most(0.092, numbers["error"]),
     {
-        Verdict.REFUTED: "the paper's base already holds answers to much the same prompts; on prompts without a double "
-        "the lengths of answers are not known that well, from near prompts or by regression (lengths.md)"
+        Verdict.REFUTED: "The paper's database already has answers to very similar prompts. Without such prompts, "
+        "neither neighbours nor regression predict lengths that well (lengths.md)."
     },
 )
 

@@ -26,8 +26,8 @@ NUM_REQUESTS = 1000
 CHUNK = 512
 BASELINES = {"vllm": "fcfs", "then": PROMPTS_FIRST, "sarathi": "sarathi"}
 HOW = (
-    f"simulated: {FITS}, KV of 12,200 tokens as on an A100 40 GB, one colocated instance; vLLM is `fcfs`, "
-    "Sarathi-Serve and FastGen are `sarathi` with iterations of 512 tokens; `apt` without hidden-state cache; 1,000 "
+    f"Simulated, with {FITS}. KV of 12,200 tokens, as on an A100 40 GB; one colocated instance. vLLM is `fcfs`; "
+    "Sarathi-Serve and FastGen are `sarathi` with iterations of 512 tokens. `apt` has no hidden-state cache. 1,000 "
     "made requests"
 )
 SETUP = "OPT-13B, 30B and 66B on A100 40 GB (4.3); TTFT and p99 TBT within Table 3's objectives"
@@ -110,14 +110,13 @@ def measure_rates(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
 
 
 WHY_90 = (
-    "at 90 % hardly anything waits with either policy, so that there is little to choose from; and an iteration of "
-    "`apt` has prompts or decodes, where `fcfs` and `sarathi` have both for one fixed cost: over `fcfs` with "
-    "prompts in iterations of their own it is {then:.2f}x"
+    "At 90 %, hardly any request waits with either policy, so there is little to choose from. An iteration of `apt` "
+    "has prompts or decodes, while `fcfs` and `sarathi` have both for one fixed cost. Over `fcfs` with prompts in "
+    "iterations of their own, it is {then:.2f}x."
 )
 WHY_60 = (
-    "who is late goes last, so that the others stay in time: that is what is gained; over `fcfs` with prompts in "
-    "iterations of their own it is {then:.2f}x, and the paper's vLLM computes again what it preempts, where ours "
-    "keeps KV"
+    "The gain is that late requests go last, so the others stay in time. Over `fcfs` with prompts in iterations of "
+    "their own, it is {then:.2f}x. The paper's vLLM recomputes what it preempts, while ours keeps KV."
 )
 
 
@@ -182,7 +181,7 @@ def _judge_adaptive(numbers: Numbers) -> Verdict:
 
 ADAPTIVE = Claim(
     "adaptive",
-    "attainment in order of arrival, and with adaptive scheduling on KV alone",
+    "attainment in order of arrival, and with adaptive scheduling and KV only",
     "OPT-13B, A100 40 GB; tables 4 and 5, gamma arrivals",
     "ShareGPT 3/s: 26 → 99 %, 6/s: 20 → 66 %, 6/s in bursts: 10 → 57 %; LongBench 1.5/s: 12 → 97 %, 3/s: 5 → 70 %, "
     "in bursts: 4 → 36 %",
@@ -192,8 +191,8 @@ ADAPTIVE = Claim(
     "{fcfs_longbench_3_1:.0%} → {apt_longbench_3_1:.0%}, {fcfs_longbench_3_10:.0%} → {apt_longbench_3_10:.0%}",
     _judge_adaptive,
     {
-        Verdict.PARTLY: "the order of the gains is the paper's; what differs is `fcfs`, which still copes with "
-        "ShareGPT's 3/s here, and answers of LongBench whose lengths are assumed"
+        Verdict.PARTLY: "The gains are in the paper's order. Two things differ: our `fcfs` still copes with "
+        "ShareGPT's 3/s, and the lengths of LongBench's answers are assumed."
     },
 )
 
@@ -242,20 +241,20 @@ def _judge_hybrid_cache(numbers: Numbers) -> Verdict:
 
 HYBRID_CACHE = Claim(
     "hybrid-cache",
-    "attainment with KV alone, and with layers' inputs for some requests",
+    "attainment with KV only, and with layer inputs for some requests",
     "OPT-13B, A100 40 GB; table 4, gamma arrivals",
     "ShareGPT 3/s: 99.5 → 99.5 %, 6/s: 65.7 → 67.3 %, in bursts: 57.1 → 58.4 %; LongBench 1.5/s: 96.6 → 98.2 %, in "
     "bursts: 43.4 → 50.8 %, 3/s: 70.0 → 77.6 %, in bursts: 35.6 → 42.5 %",
-    f"simulated: {FITS}, KV of 12,200 tokens as on an A100 40 GB, with inputs 0.6 % less; restoring K and V "
-    "of a token takes a sixth of its prompt's linear layers; 1,000 made requests",
+    f"Simulated, with {FITS}. KV of 12,200 tokens, as on an A100 40 GB; 0.6 % less with inputs. To restore K and V "
+    "of a token takes a sixth of its prompt's linear layers. 1,000 made requests",
     "{kv_sharegpt_3_1:.1%} → {hybrid_sharegpt_3_1:.1%}, {kv_sharegpt_6_1:.1%} → {hybrid_sharegpt_6_1:.1%}, "
     "{kv_sharegpt_6_10:.1%} → {hybrid_sharegpt_6_10:.1%}; {kv_longbench_1_5_1:.1%} → {hybrid_longbench_1_5_1:.1%}, "
     "{kv_longbench_1_5_10:.1%} → {hybrid_longbench_1_5_10:.1%}, "
     "{kv_longbench_3_1:.1%} → {hybrid_longbench_3_1:.1%}, {kv_longbench_3_10:.1%} → {hybrid_longbench_3_10:.1%}",
     _judge_hybrid_cache,
     short_of(
-        "the more wait, the more time it costs all of them together to make KV of inputs, and the fewer requests have "
-        "inputs kept: of LongBench's 1,000 it was 203 at 1.5/s, 60 at 3/s, and 24 and none in bursts"
+        "The more requests wait, the more time they lose together while KV is restored from inputs, and the fewer "
+        "requests keep inputs. Of LongBench's 1,000, it was 203 at 1.5/s, 60 at 3/s, and 24 and none in bursts."
     ),
 )
 
@@ -275,15 +274,15 @@ def measure_bursts(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 BURSTS = Claim(
     "bursts",
-    "attainment in bursts (CV 10), over the strongest baseline's",
+    "attainment in bursts (CV 10), compared with the strongest baseline",
     "OPT-13B, A100 40 GB; 6.4: ShareGPT 3.8/s, HumanEval 9/s, LongBench 1.5/s",
     "up to 7.5x",
     HOW,
     "ShareGPT {sharegpt:.2f}x, HumanEval {humaneval:.2f}x, LongBench {longbench:.2f}x",
     lambda numbers: gain(7.5, numbers["most"]),
     {
-        Verdict.PARTLY: "at the paper's rates our machine is less overloaded than its was: `sarathi` keeps more, so "
-        "there is less to win back"
+        Verdict.PARTLY: "At the paper's rates, our machine is less overloaded than the paper's. `sarathi` meets more "
+        "objectives, so there is less to gain."
     },
 )
 
@@ -311,7 +310,7 @@ PLANNING = Claim(
     "milliseconds of scheduling, by the number of candidates",
     "table 6",
     "0.3 with 50, 1.0 with 200, 4.8 with 800",
-    "live: processor time of `apt`'s plan of an iteration on this machine, median",
+    "Live: the median processor time of the plan of an iteration by `apt`, on this machine",
     "{of_50:.2f} with 50, {of_200:.2f} with 200, {of_800:.2f} with 800",
     lambda numbers: together([at_most(PLAN_MS[number], numbers[f"of_{number}"]) for number in PLAN_MS]),
 )

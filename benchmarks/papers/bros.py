@@ -40,8 +40,8 @@ JOB_SIZE = 256
 MAX_MODEL_LEN = 4096
 POLICIES = {"vllm": "fcfs", "then": PROMPTS_FIRST, "rr": ROUND_ROBIN, "priority": "priority", "bros": "bros"}
 HOW = (
-    f"simulated: {FITS} with 2 GPUs, KV of 56,000 tokens as on two A100 40 GB, one colocated instance; RT at 5 and 10 "
-    f"requests/s, BE in jobs of {JOB_SIZE}; vLLM is `fcfs`"
+    f"Simulated, with {FITS} with 2 GPUs. KV of 56,000 tokens, as on two A100 40 GB; one colocated instance. RT "
+    f"arrives at 5 and 10 requests/s, BE in jobs of {JOB_SIZE}. vLLM is `fcfs`"
 )
 SETUP = "OPT-13B on two A100 40 GB to Llama-3-70B on eight, TTFT 0.4 s, TPOT 0.2 s"
 
@@ -136,10 +136,10 @@ def packing_claim(name: str) -> Claim:
 
     return Claim(
         f"packing-{name}",
-        f"what packing by residual time adds to RT before BE: RT's TTFT in time, and BE, {DATASETS[name].name}",
+        f"gain of packing by residual time over RT before BE: RT's TTFT in time, and BE, {DATASETS[name].name}",
         SETUP + "; 4.2",
         "more, at little cost (no figure)",
-        HOW + "; RT before BE is `priority`",
+        HOW + ". RT before BE is `priority`",
         "{priority_ttft:.0%} → {bros_ttft:.0%}, BE {priority_be:.2f} → {bros_be:.2f}/s",
         judge,
     )
@@ -149,14 +149,14 @@ def latency_claim(name: str) -> Claim:
     vllm, rr = CLAIMED[name].latency
     return Claim(
         f"latency-{name}",
-        f"mean normalized latency of RT, less than with others, {DATASETS[name].name}",
+        f"reduction of RT's mean normalized latency, {DATASETS[name].name}",
         SETUP,
         f"{vllm:.1%} less than vLLM, {rr:.1%} than round robin",
         HOW,
         "{vllm:.1%} less than vLLM, {rr:.1%} than round robin ({bros_s:.3f} s a token; vLLM {vllm_s:.3f}, with "
         "prompts first {then_s:.3f}, round robin {rr_s:.3f}, `priority` {priority_s:.3f})",
         lambda numbers: together([amount(vllm, numbers["vllm"]), amount(rr, numbers["rr"])]),
-        short_of("RT alone leaves BE no room at these rates: see what `priority` has"),
+        short_of("At these rates, RT alone leaves BE no room: see `priority`."),
     )
 
 
@@ -164,7 +164,7 @@ def be_claim(name: str) -> Claim:
     vllm, rr = CLAIMED[name].be
     return Claim(
         f"be-{name}",
-        f"what BE loses in requests/s for that, {DATASETS[name].name}",
+        f"the cost of that in BE's requests/s, {DATASETS[name].name}",
         SETUP,
         f"{vllm:.1%} of vLLM's, {rr:.1%} of round robin's",
         HOW,
@@ -172,8 +172,8 @@ def be_claim(name: str) -> Claim:
         "{rr_per_s:.2f}, `priority` {priority_per_s:.2f})",
         lambda numbers: together([at_most(vllm, numbers["vllm"]), at_most(rr, numbers["rr"])]),
         short_of(
-            "all that the machine can do is done either way: RT gets {bros_rt:.0f} tokens/s instead of {vllm_rt:.0f}, "
-            "and what RT gets BE loses"
+            "The machine is fully used either way. RT gets {bros_rt:.0f} tokens/s instead of {vllm_rt:.0f}, and BE "
+            "loses as many."
         ),
     )
 
@@ -195,7 +195,7 @@ def slo_claim(name: str) -> Claim:
 
     return Claim(
         f"slo-{name}",
-        f"RT within its TTFT and its TPOT, over others, {DATASETS[name].name}",
+        f"share of RT within its TTFT and its TPOT, compared with others, {DATASETS[name].name}",
         SETUP,
         f"{ttft[0]}x and {tpot[0]}x vLLM's, {ttft[1]}x and {tpot[1]}x round robin's",
         HOW,
@@ -203,8 +203,8 @@ def slo_claim(name: str) -> Claim:
         "TPOT {bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
         judge,
         short_of(
-            "with others hardly any first token is in time; of TPOT vLLM keeps {vllm_tpot:.0%} here and round robin "
-            "{rr_tpot:.0%}, more than in the paper, where who is preempted computes again"
+            "With others, hardly any first token is in time. vLLM meets {vllm_tpot:.0%} of TPOT here and round robin "
+            "{rr_tpot:.0%}. That is more than in the paper, where preempted requests are recomputed."
         ),
     )
 
@@ -237,16 +237,16 @@ def measure_alone(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 ALONE = Claim(
     "alone",
-    "RT alone: normalized latency less, and throughput more, than vLLM",
+    "RT alone: lower normalized latency and higher throughput than vLLM",
     SETUP + "; 7.3",
     "29.4 % less, 1.08x",
-    HOW + "; RT alone at 10 and 15 requests/s",
+    HOW + ". RT alone arrives at 10 and 15 requests/s",
     "{less:.1%} less, {more:.2f}x",
     lambda numbers: together([amount(0.2936, numbers["less"]), gain(1.08, numbers["more"])]),
     short_of(
-        "our router sends an instance two iterations of prompts, in order of arrival, so that late RT keeps others "
-        "waiting; with all there (`prefill_window=1024`, 15/s for 100 s): 14 % less, 1.04x, and 68 % of TTFT in time "
-        "instead of 21"
+        "Our router sends an instance two iterations of prompts at a time, in order of arrival, so late RT delays "
+        "others. With all prompts there (`prefill_window=1024`, 15/s for 100 s), it is 14 % less, 1.04x, and 68 % "
+        "of TTFT in time instead of 21."
     ),
 )
 
@@ -303,19 +303,19 @@ def judge_blocks(numbers: Numbers) -> Verdict:
 
 BLOCKS = Claim(
     "blocks",
-    "attainment of RT with blocks that RT and BE share from both ends, over computing again",
+    "attainment of RT with blocks that RT and BE share from both ends, compared with recomputation",
     "OPT-30B, 10 requests/s; figure 13",
     "TTFT 1.23x, TPOT 1.63x",
-    f"simulated: {FITS} with 2 GPUs, RT at 10 requests/s beside jobs of {JOB_SIZE}",
-    "computed again, saved whole, shared: TTFT {again_ttft:.1%}, {whole_ttft:.1%}, {ends_ttft:.1%}; TPOT "
+    f"Simulated, with {FITS} with 2 GPUs. RT arrives at 10 requests/s beside jobs of {JOB_SIZE}",
+    "recomputed, saved whole, shared: TTFT {again_ttft:.1%}, {whole_ttft:.1%}, {ends_ttft:.1%}; TPOT "
     "{again_tpot:.1%}, {whole_tpot:.1%}, {ends_tpot:.1%}; BE {again_be:.2f}, {whole_be:.2f}, {ends_be:.2f}/s; "
     "{again_evicted:.0f}, {whole_evicted:.0f}, {ends_evicted:.0f} left; KV moved {whole_gb:.0f} GB whole, "
     "{ends_gb:.0f} shared",
     judge_blocks,
     short_of(
-        "TPOT is kept at this rate whatever is done ({again_tpot:.0%} computed again); for first tokens it is enough "
-        "that KV is kept: saved whole, {whole_ttft:.0%} are in time, and sharing moves {ends_gb:.0f} GB instead of "
-        "{whole_gb:.0f}"
+        "At this rate, TPOT is met in each case ({again_tpot:.0%} with recomputation). For first tokens it is "
+        "enough to keep KV: saved whole, {whole_ttft:.0%} are in time, and sharing moves {ends_gb:.0f} GB instead "
+        "of {whole_gb:.0f}."
     ),
 )
 
@@ -346,7 +346,8 @@ OVERHEAD = Claim(
     "the share of an iteration that scheduling takes",
     "OPT-13B; figure 14",
     "9.12 to 9.52 %",
-    f"live: processor time of `bros`'s plans on this machine, beside iterations simulated by {FITS} with 2 GPUs",
+    f"Live: the processor time of the plans of `bros` on this machine. Iterations are simulated, with {FITS} with 2 "
+    "GPUs",
     "{share:.1%} ({plan_ms:.2f} ms beside {ms:.1f})",
     lambda numbers: at_most(0.0952, numbers["share"]),
 )

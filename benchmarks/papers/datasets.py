@@ -86,7 +86,7 @@ def at_rate(lengths: Sequence[Lengths], rate: float, seed: int, cv: float = 1.0)
 
 
 BROS = "means and deviations of BROS's table 2"
-DISTSERVE = "means as in DistServe's paper (its figure 7); deviations assumed"
+DISTSERVE = "means from figure 7 of DistServe's paper; deviations assumed"
 
 SHAREGPT = Dataset(
     "ShareGPT",
@@ -107,13 +107,13 @@ ALPACA = Dataset(
     "Alpaca",
     Lognormal(19.31, 19.31),
     Lognormal(58.45, 58.45),
-    "means as in vLLM's paper (its figure 11); deviations assumed, as large as the means",
+    "means from figure 11 of vLLM's paper; deviations assumed, as large as the means",
 )
 HUMANEVAL = Dataset(
     "HumanEval",
     Lognormal(171.3, 85.0),
     Lognormal(98.2, 50.0),
-    f"{DISTSERVE}, half of the means",
+    f"{DISTSERVE}, as half of the means",
 )
 LONGBENCH = Dataset(
     "LongBench",
@@ -125,7 +125,7 @@ LONGBENCH_APT = Dataset(
     "LongBench, cut",
     Lognormal(1500.0, 400.0, longest=1800),
     Lognormal(200.0, 100.0, longest=248),
-    "assumed: Apt-Serve says that prompts are long, answers about as long as ShareGPT's, all within 2048 tokens",
+    "assumed: Apt-Serve has long prompts and answers about as long as ShareGPT's, all within 2048 tokens",
 )
 AZURE = Dataset(
     "Azure conversation",
@@ -139,7 +139,7 @@ ACCELGEN_MIX = Dataset(
     "Alpaca, ShareGPT and BookCorpus",
     Ranges([(0.34, 10, 512), (0.52, 512, 4096), (0.14, 4096, 8192)]),
     Ranges([(0.51, 10, 512), (0.49, 512, 2048)]),
-    "the shares of AccelGen's figure 8 as it states them in words; prompts up to 8192 tokens, answers up to 2048",
+    "the shares of AccelGen's figure 8, as its text states them; prompts up to 8192 tokens, answers up to 2048",
 )
 
 
@@ -147,7 +147,7 @@ SYNTHETIC = Dataset(
     "95 % short prompts",
     Either(0.95, Uniform(16, 999), Uniform(1000, 8000)),
     Uniform(50, 350),
-    "AlignedServe's ranges of prompts, drawn evenly; those of answers assumed, which it does not state",
+    "AlignedServe's ranges of prompts, drawn evenly; it does not state those of answers, which are assumed",
 )
 
 ALL = (

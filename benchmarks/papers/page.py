@@ -23,11 +23,15 @@ HEAD = """# Five papers' figures, and ours
 
 {counts}
 
-**Reproduced** is a claim of which at least {enough:.0%} of the gain is there too, **partly** one with less of it, or
-with some of its parts, and **refuted** one without any ({noise:.0%} either way are noise), or the reverse. Systems that
-papers compare with are scheduling policies here, on the same simulated engine: vLLM is `fcfs` on colocated instances,
-DistServe is `fcfs` apart, FastGen and Sarathi-Serve are `sarathi`. Where several seeds ran, ours are their medians.
-With `--quick` it is a third of the requests and seconds that are named below.
+| verdict | meaning |
+| --- | --- |
+| **reproduced** | at least {enough:.0%} of the paper's gain |
+| **partly** | less of it, or only some parts of the claim |
+| **refuted** | no gain, or the reverse; {noise:.0%} either way is noise |
+
+The systems with which papers compare are scheduling policies here, on the same simulated engine. vLLM is `fcfs` on
+colocated instances, DistServe is `fcfs` on separate ones, and FastGen and Sarathi-Serve are `sarathi`. Our figures are
+medians of the seeds. `--quick` runs a third of the requests and seconds that are given below.
 """
 
 
@@ -38,15 +42,15 @@ def write(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]], out: P
 
 def markdown(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]]) -> str:
     commands = "```sh\n" + "\n".join(str(run["command"]) for run in runs) + "\n```"
-    said = "; ".join(
-        f"{run['date']} at {str(run['commit'])[:12]}, {run['num_cpus']} cores, {run['minutes']} minutes"
+    said = "\n".join(
+        f"- {run['date']} at {str(run['commit'])[:12]}, {run['num_cpus']} cores, {run['minutes']} minutes"
         for run in runs
     )
     counts = Counter(finding.verdict for finding in findings)
-    counted = "Of {} claims: {}.".format(
+    counted = "{} claims: {}.".format(
         len(findings), ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     )
-    head = HEAD.format(commands=commands, runs=f"{said}.", counts=counted, enough=ENOUGH, noise=NOISE)
+    head = HEAD.format(commands=commands, runs=said, counts=counted, enough=ENOUGH, noise=NOISE)
     sections = [_section(name, findings) for name in PAPERS if any(each.paper == name for each in findings)]
     return "\n".join([head, "![Claims by verdict](papers.png)\n", *sections, _datasets()])
 
@@ -62,12 +66,13 @@ def _section(name: str, findings: Sequence[Finding]) -> str:
     for each in some:
         cells = (each.text, each.figure, each.ours + _spread(each), f"**{each.verdict}**", each.reason)
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    lines += ["", "How each was obtained:", ""]
+    lines += ["", "How ours were obtained, with the claims and the papers' setups:", ""]
     by_how: dict[str, list[str]] = {}
     for each in some:
         if each.how:
             by_how.setdefault(each.how, []).append(f"{each.text} ({each.setup})")
-    lines += [f"- {how}. For: {'; '.join(names)}." for how, names in by_how.items()]
+    for how, names in by_how.items():
+        lines += [f"- {how}.", *(f"  - {name}" for name in names)]
     return "\n".join([*lines, ""])
 
 
@@ -84,7 +89,7 @@ def _datasets() -> str:
     lines = [
         "## Made data",
         "",
-        "No dataset is shipped. Lengths are drawn, log-normally unless it says otherwise:",
+        "No dataset is shipped. Lengths are drawn, log-normally unless stated otherwise:",
         "",
     ]
     lines += [f"- {each.name}: {each.source}." for each in ALL]

@@ -27,8 +27,8 @@ from benchmarks.rt_with_be.arithmetic import (
 )
 
 PEER = (
-    " vllm and vllm-priority are vLLM {version} for CPU with its fcfs and its priority scheduling, best effort being "
-    "lines that a client keeps open; its decode is taken to be busy while a request is open."
+    "\n\n`vllm` and `vllm-priority` are vLLM {version} for CPU with its fcfs and its priority scheduling. Its best "
+    "effort is lines that a client keeps open, and its decode counts as busy while a request is open."
 )
 CASES = {"rt": "RT alone", "be": "BE alone", "mix": "RT with BE"}
 
@@ -114,14 +114,18 @@ def number(value: float) -> str:
 
 def _head(runs: Sequence[Row]) -> str:
     commands = "\n".join(run["command"] for run in runs)
-    dates = ", ".join(f"{run['date']} at {str(run['commit'])[:12]}" for run in runs)
+    dates = "\n".join(f"- {run['date']} at {str(run['commit'])[:12]}" for run in runs)
     versions = {run["vllm"] for run in runs if run.get("vllm")}
     return (
-        f"# Real time beside best effort, measured\n\n```sh\n{commands}\n```\n\n{dates}. {runs[0]['num_cpus']} cores. "
-        "TTFT and the time between two tokens (TBT) as the client sees them. Ratios are taken within a round, RT with "
-        f"BE over RT alone (aim: at most {MOST_OF_RT}), and over what BE may be expected to do beside it (at least "
-        f"{LEAST_OF_BE}): (a) BE alone less the share of the decode instances' time that RT alone takes; (b) BE "
-        "alone less RT's tokens." + "".join(PEER.format(version=version) for version in sorted(versions))
+        f"# Real time beside best effort, measured\n\n```sh\n{commands}\n```\n\n"
+        f"These runs had {runs[0]['num_cpus']} cores:\n\n{dates}\n\n"
+        "TTFT and the time between two tokens (TBT) are measured at the client. Ratios are taken within a round:\n\n"
+        "| ratio | of | to | aim |\n| --- | --- | --- | --- |\n"
+        f"| TTFT, TBT | RT with BE | RT alone | {MOST_OF_RT} at most |\n"
+        "| BE (a) | BE with RT | BE alone, less the share of the decode instances' time that RT alone takes "
+        f"| {LEAST_OF_BE} at least |\n"
+        f"| BE (b) | BE with RT | BE alone, less RT's tokens | {LEAST_OF_BE} at least |"
+        + "".join(PEER.format(version=version) for version in sorted(versions))
     )
 
 
@@ -130,8 +134,8 @@ def _ratios(title: str, picture: str) -> Callable[[Sequence[Row]], str]:
         head = ("", "policy", "rounds", "TTFT p50", "TTFT p99", "TBT p99", "BE (a)", "BE (b)")
         cells = [_ratio_cells(place, policy, each) for (_, place, policy), each in worths(rows).items()]
         return (
-            f"## {title}\n\nMedians of the rounds' ratios, with their {CONFIDENCE:.0%} intervals where there are "
-            f"enough:\n\n{table(head, cells)}\n\n"
+            f"## {title}\n\nThis table has the medians of the rounds' ratios. With enough rounds, it has their "
+            f"{CONFIDENCE:.0%} intervals too.\n\n{table(head, cells)}\n\n"
             f"Each case:\n\n{_cases(rows)}\n\n![]({picture})"
         )
 

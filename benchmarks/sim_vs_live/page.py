@@ -56,16 +56,16 @@ def _about(record: dict[str, Any], rows: Sequence[Row]) -> Iterator[str]:
         if row["rate"] is None or name != "tokens_per_s"
     ]
     num_off = sum(map(is_off, ratios))
-    yield f"{record['num_cpus']} cores, {processors}; {record['date']}; {record['num_requests']} requests a case,"
-    yield "half of them real time, of which the latencies are. Milliseconds at the router's door; a ratio is"
-    yield f"simulated to live. **Bold** is off by more than {MOST_OFF:.0%}: {num_off} of {len(ratios)} figures,"
-    yield "tokens/s at a rate not counted. Simulated requests come when the live ones came to the router, with"
-    yield "those that warm both sides up: what HTTP and gateway take before that is not in it."
+    yield f"{record['num_cpus']} cores, {processors}; {record['date']}; {record['num_requests']} requests per case."
+    yield "Half of the requests are real time, and latencies are theirs, in milliseconds at the router. A ratio is"
+    yield f"simulated to live; **bold** ones are off by more than {MOST_OFF:.0%}. They are {num_off} of {len(ratios)}"
+    yield "figures, not counting tokens/s at a given rate. Simulated requests arrive when the live ones reached the"
+    yield "router, including those that warm up both sides. The time for HTTP and the gateway is not included."
     if len(quiet) < len(rows):
-        yield f"Of {len(rows)} cases {len(rows) - len(quiet)} are not counted: their profiles waited for a core through"
-        yield f"more than {MOST_WAITED:.0%} of the time, so that their times say nothing of the simulator."
+        yield f"{len(rows) - len(quiet)} of {len(rows)} cases are not counted. Their profiles waited for a core for"
+        yield f"more than {MOST_WAITED:.0%} of the time, so their times do not test the simulator."
     busy = [row["load_average"] for row in rows]
-    yield f"What others did on these cores: a load average of {min(busy):.1f} to {max(busy):.1f} before a case."
+    yield f"The load average of these cores was {min(busy):.1f} to {max(busy):.1f} before a case."
 
 
 def _table(load: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -101,12 +101,19 @@ def _figure(name: str, value: float) -> str:
 
 
 def _overheads(rows: Sequence[Row]) -> Iterator[str]:
-    yield "\n## What the simulator was told, and what the client saw\n"
-    yield "Beside the profile, read off requests before those that count: how much longer iterations take than it"
-    yield "says, and how much longer than is expected then (the p99, of iterations of decodes, and of those with a part"
-    yield "of a prompt); what each takes outside the engine, and what a message takes, in milliseconds. Then the mean"
-    yield "iteration; the medians that the client saw, and those that are simulated by the profile alone; and by how"
-    yield "much the simulated times of one request are off, at the median.\n"
+    yield "\n## Inputs of the simulator, and times at the client\n"
+    yield "The simulator gets the profile, and these inputs, measured on requests before those that count. Times are in"
+    yield "milliseconds.\n"
+    yield "| column | meaning |"
+    yield "| --- | --- |"
+    yield "| pace | how much longer iterations take than in the profile |"
+    yield "| overrun | p99 of how much longer they take than then expected, for decodes and for chunks of prompts |"
+    yield "| outside | time of an iteration outside the engine |"
+    yield "| message | time of a message |"
+    yield ""
+    yield "The other columns are results: the mean iteration, the medians at the client, and those simulated with the"
+    yield "profile alone. The two before the last say how far the simulated times of one request are off, at the"
+    yield "median.\n"
     yield (
         "| policy | load | pace | overrun, decodes | chunks | outside | message | iteration, live | simulated "
         "| TTFT p50, client | by profile alone | TBT p50, client | by profile alone | first token of a request, off by "

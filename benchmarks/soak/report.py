@@ -142,12 +142,20 @@ def _page(
     memory: tuple[Sequence[Memory], Sequence[Memory]],
     wrong: Sequence[str],
 ) -> Iterator[str]:
+    yield "# A server while its processes are killed\n"
     yield f"`{facts['command']}`, {facts['date']}, commit {facts['commit']}, {facts['processor']}\n"
-    yield (
-        f"{tally.num_streams} streams and {tally.num_lines} lines of {tally.num_jobs} jobs, {tally.num_tokens} tokens; "
-        f"{tally.num_left} streams were left by their clients; {tally.num_lost} connections broke with their gateway, "
-        f"{tally.num_refused} calls were refused while something was down, and all of these were asked again. "
-        f"{tally.num_given_up} lines were given up after four deaths of the gateway. **{len(wrong)} wrong.**\n"
+    yield f"**Wrong: {len(wrong)}.**\n"
+    yield from _table(
+        ("what", "number"),
+        [
+            ("streams", str(tally.num_streams)),
+            ("batch jobs, and their lines", f"{tally.num_jobs}, {tally.num_lines}"),
+            ("tokens", str(tally.num_tokens)),
+            ("streams that clients closed early", str(tally.num_left)),
+            ("connections that broke with their gateway; clients asked again", str(tally.num_lost)),
+            ("calls that were refused while something was down; clients asked again", str(tally.num_refused)),
+            ("lines that were given up after four deaths of the gateway", str(tally.num_given_up)),
+        ],
     )
     yield from (f"- {each}" for each in wrong[:MAX_SHOWN])
     yield from _table(
@@ -184,7 +192,7 @@ def _page(
     before, after = map(largest, memory)
     yield "Memory of the largest process, MiB:\n"
     yield from _table(
-        ("role", "at the begin", "at the end"),
+        ("role", "at the start", "at the end"),
         [
             (role, str(before[role] >> 20), str(after[role] >> 20) if role in after else "-")
             for role in sorted(before)

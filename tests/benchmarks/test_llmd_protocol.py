@@ -105,7 +105,7 @@ def test_the_page_says_ratios_jobs_and_how_it_is_scaled() -> None:
     }
     text = page(scale, [run])
     assert "| aligned | 1.25 | 2.00 | 1.10 | 1 of 2 | 7 | 900 | 1,000 |" in text
-    assert "| aligned | 2h | 3 | 1 |  | no |" in text and "a burst is 50% of that, 10.00 a second" in text
+    assert "| aligned | 2h | 3 | 1 |  | no |" in text and "A burst has 50% of that, 10.00 a second" in text
     assert "22.30" in text
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 3

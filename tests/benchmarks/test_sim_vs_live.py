@@ -234,7 +234,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
     }
     text = "\n".join(page(json.loads(json.dumps(record)), "x.json"))
     assert (
-        "2 of 4 figures" in text
+        "They are 2 of 4\nfigures" in text
         and "| 12% | 34% | 1% |" in text
         and "2.3 to 2.3" in text
         and "Not measured: apt, high: it died" in text
@@ -246,7 +246,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
     assert "| 2.35 | **1.18** |" in table_row and table_row.endswith("| 1,234 | 1,234 | 0 | 0 |")
     assert "Not measured: apt" in "\n".join(page(record | {"rows": [failed]}, "x.json"))
     busy = "\n".join(page(record | {"rows": [measured | {"profile_waited_share": 0.5}]}, "x.json"))
-    assert "0 of 0 figures" in busy and "Of 1 cases 1 are not counted" in busy
+    assert "They are 0 of 0\nfigures" in busy and "1 of 1 cases are not counted" in busy
     assert line(measured).startswith("fcfs") and line(failed).endswith("FAILED it died")
 
 

@@ -224,7 +224,9 @@ def test_the_page_says_what_was_wrong(tmp_path: Path) -> None:
     memory = [Memory("decode", 2, 500 << 20)]
     page = write(tmp_path, facts, FAULTS, Tally(num_streams=12, num_lost=3), (memory, memory), ["it ended"])
     assert (tmp_path / "soak.md").read_text() == page
-    assert "a chip" in page and "12 streams" in page and "**1 wrong.**" in page and "- it ended" in page
+    assert (
+        "a chip" in page and "| streams | 12 |" in page and "**Wrong: 1.**" in page and "- it ended" in page
+    )
     assert "| decode killed | 3 | 3.0 / 8.0 | 1.0 / 2.0 | 2.0 / 3.0 | 3.0 / 4.0 | 6 |" in page
     assert "| decode | 4 | 2 |" in page and "| decode | 500 | 500 |" in page
     found = json.loads((tmp_path / "soak.json").read_text())
