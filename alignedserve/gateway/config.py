@@ -35,7 +35,7 @@ class HttpConfig:
     shared_files: Annotated[bool, "show all files and batches to every API key"] = False
     allowed_origins: Annotated[
         tuple[str, ...],
-        "origin whose pages may call the server from a browser (CORS), or * for any; repeat for more",
+        "origin of pages that may call the server from a browser (CORS), or * for any; repeat for more",
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],

@@ -38,7 +38,7 @@ class LaunchConfig:
         tuple(POOL_KV_DTYPES),
     ] = "auto"
     address: Annotated[
-        str | None, "address of a Ray cluster, whose nodes become islands [default: this machine alone]"
+        str | None, "address of a Ray cluster; its nodes become islands [default: this machine alone]"
     ] = None
     min_islands: Annotated[int, "nodes of the cluster to wait for at the start"] = 1
     max_islands: Annotated[

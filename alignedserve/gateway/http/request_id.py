@@ -29,7 +29,7 @@ _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 # Paths that machines and the page poll.
 ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
 
-# The statuses of calls whose path is logged though no route has it, and the most characters of that.
+# Statuses of calls outside of all routes, for which the path is logged, and its most characters.
 _UNKNOWN = (403, 404, 405)
 _MAX_PATH_CHARS = 200
 
@@ -53,7 +53,7 @@ class HttpCall:
     is_over: bool = False
     # The owner of its API key (keys.py).
     owner: str = ""
-    # Of its requests: their class, and their numbers of tokens. The tokens of a prompt count once for each choice.
+    # The class of its requests, and their numbers of tokens. The tokens of a prompt count once for each choice.
     tier: str = ""
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
