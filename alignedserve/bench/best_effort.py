@@ -22,6 +22,9 @@ class BestEffort(Protocol):
     async def num_done(self) -> int:
         """Returns the number of answered lines. Raises ValueError if the load has failed."""
 
+    async def is_going_on(self) -> bool:
+        """Returns whether there are lines that were neither answered nor refused."""
+
     async def stop(self) -> None:
         """Stops the load. Safe to repeat."""
 
@@ -59,6 +62,9 @@ class BatchJob:
         self._http = http
         self._url = f"{url}/v1/batches/{batch_id}"
 
+    async def is_going_on(self) -> bool:
+        return _checked(await self._http.get(self._url))["status"] not in _OVER
+
     async def num_done(self) -> int:
         batch = _checked(await self._http.get(self._url))
         if batch["status"] == "failed":
@@ -89,6 +95,9 @@ class PlainRequests:
         if self._error and not self._num_done:
             raise ValueError(self._error)
         return self._num_done
+
+    async def is_going_on(self) -> bool:
+        return any(not sender.done() for sender in self._senders)
 
     async def stop(self) -> None:
         for sender in self._senders:

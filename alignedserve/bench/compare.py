@@ -59,7 +59,7 @@ class Measured:
     # Answered lines of best effort per second, while chat ran.
     lines_per_s: float
     has_batch_api: bool
-    # False: the lines were used up before chat ended.
+    # False: all lines were answered or refused before chat ended.
     has_job_lasted: bool
     # The first error of chat requests; None: there was none.
     error: str | None
@@ -114,6 +114,7 @@ async def _measure(
         num_before, begun_s = await load.num_done(), time.perf_counter()
         second = await _chat(beside, http, model, f"{server.label} beside batch", make_bar)
         num_done, passed_s = await load.num_done(), time.perf_counter() - begun_s
+        has_job_lasted = await load.is_going_on()
     finally:
         await _stop(load)
     outcomes = [*first[0], *second[0]]
@@ -124,7 +125,7 @@ async def _measure(
         evaluate(*second, beside.objectives, PERCENTILES),
         (num_done - num_before) / passed_s,
         has_batch_api,
-        num_done < len(bodies),
+        has_job_lasted,
         next((each.error for each in outcomes if each.error), None),
     )
 
@@ -202,7 +203,7 @@ def remarks(found: Sequence[Measured], config: CompareConfig) -> Iterator[str]:
                 f"{label} has no batch API: best effort was sent as plain requests, {config.job_concurrency} at a time"
             )
         if not each.has_job_lasted:
-            yield f"{label}: all {config.job_lines} lines were answered before chat ended; raise --job-lines"
+            yield f"{label}: all {config.job_lines} lines were answered or refused before chat ended; raise --job-lines"
         if each.error:
             yield f"{label}: chat requests failed, the first with: {each.error}"
 

@@ -54,6 +54,8 @@ class CompareConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
         if not 0 <= self.job_warmup_s <= 3600:
             raise ValueError(f"job_warmup_s={self.job_warmup_s}: must be from 0 to 3600")
+        if not self.goodput.split():
+            raise ValueError("goodput: needs an objective, such as ttft:1000")
         # Checks the other fields.
         _ = self.chat("http://host", 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,10 @@ def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[s
             process.wait()
 
 
+# In the text format this ends the line, and in JSON it is a part of one.
+_READY = re.compile(r"ready after [\d.]+ s: (\S+?)/v1\b")
+
+
 def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
     """Passes on the server's output, now and later. Returns the server's URL when it is ready."""
     ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -195,8 +200,8 @@ def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
     def read() -> None:
         for line in output:
             say(line.rstrip())
-            if "ready after" in line:
-                ready.put(line.split()[-1].removesuffix("/v1"))
+            if found := _READY.search(line):
+                ready.put(found[1])
         ready.put(None)
 
     threading.Thread(target=read, daemon=True).start()

@@ -27,7 +27,9 @@ class KeyFile:
         self._owners = dict(owners)
         self._say = say
         self._changed = changed
+        # The contents of the list in use, and of the last look.
         self._seen: bytes | None = None
+        self._last: bytes | None = None
         # the last printed reason why the file could not be used
         self._problem = ""
 
@@ -41,7 +43,7 @@ class KeyFile:
         """Reads the file. A file that can't be used leaves the list as it is."""
         try:
             owners = await asyncio.to_thread(self._read)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 self._say(f"the API keys stay as they are: {error}")
@@ -53,17 +55,20 @@ class KeyFile:
             self._say(f"the API keys have changed: {_difference(before, owners)}")
 
     def _read(self) -> dict[bytes, str] | None:
-        """Returns the owners; None if the file has not changed. Raises ValueError."""
+        """Returns the owners; None if the file has not changed, or may be half written: the same contents have to be
+        there at two looks in a row, or a key that is cut short would count. Raises ValueError."""
         assert self._config.api_key_file is not None
         try:
             seen = Path(self._config.api_key_file).read_bytes()
         except OSError:
             # owners_of names the reason
             seen = None
-        if seen is not None and seen == self._seen:
+        before, self._last = self._last, seen
+        if seen is not None and (seen == self._seen or seen != before):
             return None
-        # It may be read again with other contents. Then the next look finds a difference.
         owners = owners_of(self._config.api_key, self._config.api_key_file)
+        if seen is None or Path(self._config.api_key_file).read_bytes() != seen:
+            return None
         self._seen = seen
         return owners
 

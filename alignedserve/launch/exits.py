@@ -43,8 +43,10 @@ class ExitWatch:
         status = None if self._descriptor is None else _status(self._descriptor)
         is_killed = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
         is_oom = is_killed and _num_oom_kills(self._counter) > self._num_oom_kills
-        ends = [*([] if status is None else [_words(status)]), *(["out of memory"] if is_oom else [])]
-        return ", ".join(ends) or None
+        if status is None:
+            # Another process of the same cgroup may be the one that was killed.
+            return "perhaps out of memory" if is_oom else None
+        return f"{_words(status)}, out of memory" if is_oom else _words(status)
 
     def close(self) -> None:
         if self._descriptor is not None:

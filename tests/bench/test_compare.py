@@ -13,9 +13,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
+from alignedserve.bench.best_effort import ENDPOINT, start_best_effort
 from alignedserve.bench.client import Outcome
 from alignedserve.bench.compare import Measured, Server, remarks, servers_of, table, verdict
 from alignedserve.bench.compare_config import CompareConfig
@@ -163,3 +165,34 @@ def test_servers_have_their_labels_and_keys() -> None:
 def test_what_can_not_be_is_refused_by_name(words: list[str], message: str) -> None:
     done = CliRunner().invoke(command, ["compare", *words])
     assert done.exit_code in (1, 2) and message in done.stderr
+
+
+class Refusing:
+    """A server that answers the first line, and refuses the others."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path != ENDPOINT:
+            return httpx.Response(404)
+        self.num += 1
+        return httpx.Response(200, json={}) if self.num == 1 else httpx.Response(429, text="too many")
+
+
+def test_lines_that_are_refused_are_used_up_as_well() -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(Refusing())) as http:
+            load, has_batch_api = await start_best_effort(http, "http://host", [{}] * 9, concurrency=2)
+            assert not has_batch_api and await load.is_going_on()
+            while await load.is_going_on():
+                await asyncio.sleep(0)
+            assert await load.num_done() == 1
+            await load.stop()
+
+    asyncio.run(scenario())
+
+
+def test_without_an_objective_there_is_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="goodput: needs an objective"):
+        CompareConfig(goodput=" ")

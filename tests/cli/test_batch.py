@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import stat
@@ -16,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from alignedserve.cli.batch_client import own_server
+from alignedserve.cli.batch_client import _until_ready, own_server
 from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
@@ -230,6 +231,22 @@ def test_a_server_that_is_not_there_is_what_chat_says(tmp_path: Path) -> None:
 
 
 # ---- a server of its own ----
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ready after 0.1 s: http://127.0.0.1:1234/v1",
+        "2026-11-28 09:00:00 INFO launcher: ready after 17.5 s: http://127.0.0.1:1234/v1",
+        '{"time": "09:00:00", "message": "ready after 17.5 s: http://127.0.0.1:1234/v1", "process": "launcher"}',
+    ],
+)
+def test_the_url_of_its_server_is_found_in_every_format_of_log_lines(line: str) -> None:
+    said: list[str] = []
+    assert _until_ready(io.StringIO(f"starting\n{line}\n"), said.append) == "http://127.0.0.1:1234"
+    with pytest.raises(click.ClickException, match="the server did not start"):
+        _until_ready(io.StringIO("starting\n"), said.append)
+
 
 # Prints its options as `serve` would its lines, and waits to be stopped.
 SERVE = """#!/bin/sh
