@@ -172,7 +172,7 @@ class AlignedRouter(RouterPart):
         if island.num_be and island.decode_queue.real_time:
             yield from _assign_fast_path(island.decode_queue.soonest(MAX_FAST), island.cluster.decodes)
         if island.cluster.is_colocated:
-            # Only evicted requests are pooled here. Iterations mix prompts and decodes, so similar lengths gain nothing.
+            # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
         else:
             yield from batches.decide(island, self.config, self._is_rt_known(island.now))
