@@ -25,8 +25,8 @@ from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Decode
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# RT is evicted for waiting RT only if the latter's slack is below this multiple of the time that an eviction takes. With
-# more slack, blocks may still become free by themselves. 2 allows for prediction errors.
+# RT is evicted for waiting RT only if the slack of the latter is below this multiple of the time that an eviction
+# takes. With more slack, blocks may still become free by themselves. 2 allows for prediction errors.
 SOON = 2.0
 
 
@@ -90,7 +90,7 @@ class Eviction:
             return []
         leaving = self._in_order(at, be)
         if not is_rt_waiting and len(be) == len(at.running):
-            # Admission lets a BE request that is alone take everything: the last one would return at once and never run.
+            # Admission lets a BE request that is alone take everything: the last one would return at once, and not run.
             leaving.pop()
         more: list[DecodeRequest] = []
         for request in leaving:
@@ -138,7 +138,7 @@ class Eviction:
         with slack.
 
         Follows the order of admission, which stops at the first request that does not fit. So it stops at the first RT
-        request for which nothing helps: one that is late in any case, or that evictions can't make room for.
+        request without room that can wait, that is late in any case, or that evictions can't make room for.
         """
         waiting = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
         room = decoding.RoomToCome(at, self._config, leaving)
