@@ -22,7 +22,7 @@ from alignedserve.timing.estimate import Estimate
 # The largest share of an iteration's allowed time that is planned. The rest is for prediction errors and for sending
 # the tokens. The share is smaller if iterations take longer than predicted (`Estimate.overrun`).
 SAFETY = 0.9
-# The most credit that BE can have, as a share of the tightest recent objective.
+# The most credit that BE can have, as a share of the tightest recent objective, or of DEFAULT_TBT_S if that is shorter.
 MAX_OWED = 0.5
 # The longest iteration as a share of the tightest recent objective, while RT is about to join and while none is. RT
 # should not have to wait long for an iteration that has just begun.
@@ -35,7 +35,7 @@ PRESSED = 2.0
 # The divisor by which the adaptive limit falls.
 FALL = 4
 
-# The number of tokens computed before, and the number to compute, of each chunk.
+# For each chunk, the number of tokens computed before and the number to compute.
 Chunks = Sequence[tuple[int, int]]
 
 
@@ -52,14 +52,14 @@ class DecodeSloScheduler:
         # The time of the last boundary.
         self._now_s = 0.0
         self._limit = _AdaptiveLimit(limits.max_num_seqs)
-        # The seconds that the iteration which was planned last may take, and the number of its BE requests.
+        # The seconds that the last planned iteration may take, and the number of its BE requests.
         self._allowed_s = math.inf
         self._num_be = 0
-        # How many seconds the last iteration took.
+        # The length of the last iteration, in seconds.
         self._last_s = 0.0
 
     def look(self, at: DecodeBoundary) -> None:
-        """Lets BE's credit grow; called before a plan, when `RtDemand` has looked."""
+        """Lets BE credit grow. Called before each plan, after `RtDemand.look`."""
         self._now_s = at.now
         requests = chain(at.running, at.arriving, at.requests, at.batch)
         is_be_there = any(not request.is_rt for request in requests)
@@ -72,7 +72,7 @@ class DecodeSloScheduler:
         return self._config.be_share > 0 and self._credit.seconds >= self._most_owed_s
 
     def is_pressed(self, request: DecodeRequest) -> bool:
-        """Whether the window of its job leaves no time for waiting."""
+        """Returns whether the window of the request's job leaves it no time to wait."""
         allowance_s = request.deadlines.job_allowance_s(request.num_left, self._now_s)
         return allowance_s < PRESSED * self._last_s
 
