@@ -1,7 +1,7 @@
-"""AlignedServe's own policy: decode batches of requests of similar prefix length, and deadlines.
+"""AlignedServe's own policy, the default: decode batches of requests of similar prefix length, and deadlines.
 
-Without a cost model there is no prediction of what an iteration takes: then instances go by class alone, as with
-`priority`.
+An instance without a cost model can't predict how long an iteration takes. It then schedules by class alone, as
+`priority` does.
 """
 
 from __future__ import annotations

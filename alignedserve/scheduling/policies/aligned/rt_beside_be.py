@@ -1,11 +1,11 @@
-"""Tools with which real time (RT) and best effort (BE) share an instance, and what the router knows of that. Pure.
+"""Helpers for the parts of `aligned` that share an instance between real time (RT) and best effort (BE). Pure.
 
 - **Sliding windows** hold the tightest objective and the longest request of recent RT.
-- **BE credit** is the time that BE is owed.
-- **Headroom** is what BE leaves free for RT.
-- **Enough** is the smallest amount of BE with most of the pace. Each iteration has costs that do not grow with its
-  contents: the more it does, the better BE's pace, and the longer RT waits for its end. Most of the pace is reached
-  long before all BE is in: then RT has the rest of the time.
+- **BE credit** is the instance time that BE is owed.
+- **Headroom** is the number of blocks and slots that BE leaves free for RT.
+- **Sufficient pace** is reached with the smallest amount of BE that still has most of the possible throughput. Every
+  iteration has fixed costs. A fuller one therefore raises BE's throughput, but RT waits longer for its end. Most of
+  the throughput is reached long before all BE is in the iteration. RT gets the time that is left.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from alignedserve.protocol.messages import InstanceLimits
 
 # Length of the sliding windows, in seconds.
 MEMORY_S = 60.0
-# The largest share of the blocks that is kept free because an RT request was that long.
+# The largest share of all blocks that is kept free for the length of recent RT requests.
 MAX_HEADROOM_SHARE = 0.25
-# Beside streams that will be late anyway, an iteration with prompts may take this many times as long as one without:
-# prompts get half of the time.
+# Length of an iteration with prompts beside streams that will be late anyway, as a multiple of one without prompts.
+# At 2, prompts get half of the time.
 LATE = 2.0
 
 
-# ---- what was seen lately --------------------------------------------------------------------------------------------
+# ---- sliding windows -------------------------------------------------------------------------------------------------
 
 
 class SlidingMinimum:
-    """The smallest of the numbers that were added within the last minute."""
+    """The smallest number that was added within the last MEMORY_S seconds."""
 
     def __init__(self) -> None:
-        # Pairs of time and number, both ascending: a number is dropped when a later one is no larger.
+        # Pairs of time and number, both ascending. A number is dropped when one that is no larger is added.
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, number: float, now: float) -> None:
@@ -47,10 +47,10 @@ class SlidingMinimum:
 
 
 class SlidingMaximum:
-    """The largest of the numbers that were added within the last minute."""
+    """The largest number that was added within the last MEMORY_S seconds."""
 
     def __init__(self) -> None:
-        # The negated numbers: the smallest of them is the largest of the numbers.
+        # Holds the negated numbers: the smallest of these is the negated largest number.
         self._negated = SlidingMinimum()
 
     def add(self, number: float, now: float) -> None:
@@ -64,7 +64,7 @@ class SlidingMaximum:
 
 
 class BeCredit:
-    """The time of an instance that best effort is owed, in seconds: it grows while any best effort is there."""
+    """The instance time that BE is owed, in seconds. It grows by a share of the time while any BE is present."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -72,14 +72,14 @@ class BeCredit:
         self.seconds = 0.0
 
     def pass_time(self, now: float, is_be_there: bool, most_s: float) -> None:
-        """Adds the time since the last call. No more than `most_s` is kept for later."""
+        """Adds the share of the time since the last call, if BE is present now. Credit above `most_s` is lost."""
         if self._then_s is not None and is_be_there:
             self.seconds += self._share * max(now - self._then_s, 0.0)
         self._then_s = now
         self.seconds = min(self.seconds, most_s)
 
     def spend(self, seconds: float) -> None:
-        """Spends credit on BE; it never falls below zero, so BE owes nothing for time that it got beyond."""
+        """Spends credit on BE. Credit never falls below 0, so BE owes nothing for time that it got beyond it."""
         self.seconds = max(self.seconds - seconds, 0.0)
 
 
@@ -87,8 +87,8 @@ class BeCredit:
 
 
 def headroom_blocks(limits: InstanceLimits, share: float, longest: float) -> int:
-    """Returns a share of all blocks, or what the longest recent request needs (up to MAX_HEADROOM_SHARE) if that is
-    more; none without a share."""
+    """Returns the number of blocks that BE leaves free: `share` of all blocks, or those of a request of `longest`
+    tokens (up to MAX_HEADROOM_SHARE) if that is more. Returns 0 if `share` is 0."""
     if not share:
         return 0
     of_longest = min(limits.span.num_held(int(longest), int(longest)), MAX_HEADROOM_SHARE * limits.num_blocks)
@@ -96,7 +96,8 @@ def headroom_blocks(limits: InstanceLimits, share: float, longest: float) -> int
 
 
 def headroom_slots(limits: InstanceLimits, share: float) -> int:
-    """Returns a share of all slots, at least one if there are several; none without a share."""
+    """Returns the number of slots that BE leaves free: `share` of all slots, but at least one. Returns 0 if `share` is
+    0 or the instance has a single slot."""
     return max(int(share * limits.max_num_seqs), 1) if share and limits.max_num_seqs > 1 else 0
 
 
@@ -104,9 +105,10 @@ def headroom_slots(limits: InstanceLimits, share: float) -> int:
 
 
 def num_enough(most: int, seconds: Callable[[int], float], share: float) -> int:
-    """Returns the smallest number with which an iteration has this share of the pace of an iteration with `most`.
+    """Returns the smallest number of items with which an iteration has `share` of the pace of one with `most` items.
 
-    `seconds` returns the time of an iteration by the number in it: more take longer, but less for each.
+    The pace is items per second. `seconds(count)` returns the length of an iteration with `count` items. It has to grow
+    with `count`, and the time per item has to fall.
     """
     least_pace = share * most / seconds(most)
     return bisect_left(range(1, most), least_pace, key=lambda count: count / seconds(count)) + 1

@@ -1,1 +1,1 @@
-"""What a decode instance does under `aligned`: `part.py` is the contents page."""
+"""The decode instances' part of `aligned`. Start with `part.py`."""

@@ -1,8 +1,8 @@
-"""Which requests are admitted to a decode instance. Pure.
+"""Admits requests to a decode instance. Pure.
 
-Candidate requests join in order, and once there are none the candidate batch, while the running one is below its fill
-mark. Real time (RT) goes before best effort (BE), which leaves headroom. Of RT, the request that is due first goes
-first, and a late one goes behind those that are due a while later.
+Candidate requests are admitted in order. The candidate batch follows once there are none, while the running batch is
+below its fill mark. Real time (RT) goes before best effort (BE), and BE leaves headroom. RT is admitted in the order of
+its due times, except that a late request counts as due DEMOTION_S later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import DecodeSloScheduler
 from alignedserve.timing.deadlines import DEMOTION_S
 
-# This marks best effort that was admitted on credit: it is not evicted for real time.
+# The mark of a BE request that was admitted on credit. It is not evicted for RT.
 OWED = "owed"
 
 
@@ -30,15 +30,17 @@ class Admission:
     # ---- when -------------------------------------------------------------------------------------------------------
 
     def admit_before_iteration(self, at: DecodeBoundary) -> None:
-        """Admits real time, whose KV an iteration may wait for."""
+        """Admits RT, and before it one BE request if BE is owed and absent. Runs before the iteration is planned, which
+        may wait for RT's KV."""
         if self._slo.is_be_owed and not _is_be_started(at):
             self._admit_owed(at)
         if any(request.num_pooled for request in self._admit(at, is_rt=True)):
             self._demand.pulls()
 
     def admit_beside_iteration(self, at: DecodeBoundary) -> None:
+        """Admits BE if no RT waits. Its KV is loaded while the iteration runs."""
         is_rt_waiting = any(request.is_rt for request in chain(at.requests, at.batch))
-        # An instance that runs nothing would not be asked again.
+        # An idle instance has no next boundary at which it could try again.
         may_pull = not at.running or self._demand.may_pull_be()
         if may_pull and not is_rt_waiting:
             self._admit(at, is_rt=False)
@@ -53,7 +55,7 @@ class Admission:
         )
 
     def _admit_owed(self, at: DecodeBoundary) -> None:
-        """Admits one best-effort request, though real time waits."""
+        """Admits the first BE request that fits, even if RT waits."""
         for scheduled in chain(at.requests, at.batch):
             if not scheduled.is_rt and self._fits(at, scheduled):
                 scheduled.mark = OWED
@@ -63,8 +65,8 @@ class Admission:
     # ---- whether there is room --------------------------------------------------------------------------------------
 
     def _has_room(self, at: DecodeBoundary, newcomer: DecodeRequest) -> bool:
-        """Best effort leaves headroom, unless it is alone: then it may take all, because it can be evicted for real
-        time."""
+        """Returns whether the newcomer may be admitted. BE leaves headroom, unless nothing else runs: a BE request that
+        is alone may take everything, because it can be evicted for RT."""
         if newcomer.is_rt:
             growth = at.growth(decoding.num_ahead(self._config), is_rt=True)
             growth += at.growth(self._config.evict_ahead, is_rt=False)
@@ -80,7 +82,7 @@ class Admission:
 
 
 def by_due(requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
-    """Returns real time in the order in which it goes: a late request counts as due a while later."""
+    """Returns RT requests sorted by due time. A late one counts as due DEMOTION_S later."""
 
     def place_s(request: DecodeRequest) -> float:
         due_s = request.deadlines.token_due_s(request.num_output)

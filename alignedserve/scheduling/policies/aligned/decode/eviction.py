@@ -1,14 +1,15 @@
-"""Which requests are evicted from a decode instance. Pure.
+"""Chooses the requests that are evicted from a decode instance. Pure.
 
-A victim runs on until it needs a new block; from then on it waits until the pool has blocks for it. Requests are
-evicted
+A victim continues to run until it needs a new block. Then it waits until the pool has blocks for it. There are three
+reasons to evict:
 
-- so that the others can grow. Best effort (BE) goes before real time (RT), and of it first what can wait for the window
-  of its job, then what has the fewest blocks to move (those that the pool does not have yet) per token that is still to
-  come. The longest request of the older batch is the first RT to go;
-- for RT that waits for blocks or a slot, or for the next that arrives: BE, in the same order;
-- for RT that waits and would be late: other RT, if it has more slack even after its KV was saved and loaded again. A
-  request with slack was ahead of its objective, and loses nothing by waiting. The one with the most slack goes first.
+- **The others grow.** Best effort (BE) is evicted before real time (RT). BE that can wait within the window of its job
+  goes first. It is sorted by the number of blocks to move (those that the pool lacks) per token still to come, fewest
+  first. RT goes by batch, the oldest first, and within a batch the longest request first.
+- **RT waits for blocks or a slot, or might arrive.** BE is evicted in the same order.
+- **RT waits and would be late.** Other RT is evicted if it has more slack, even after its KV has been saved and loaded
+  again. A request with slack is ahead of its objective, and loses nothing by waiting. The one with the most slack goes
+  first.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Decode
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# RT leaves for RT whose slack is shorter than this many times the time that leaving takes: by then none has become
-# free. Twice allows for what predictions miss.
+# RT is evicted for waiting RT only if the slack of the latter is below this multiple of the time that an eviction
+# takes. With more slack, blocks may still become free by themselves. 2 allows for prediction errors.
 SOON = 2.0
 
 
@@ -39,8 +40,10 @@ class Eviction:
         self._demand = demand
 
     def choose(self, at: DecodeBoundary) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Returns those that leave so that the rest can grow, or for the next batch, and those that leave for RT. But
-        for the next batch at least one request is left to run: whatever it needs, the instance holds."""
+        """Returns the victims that make room for growth or the next batch, and the victims that make room for RT.
+
+        Eviction for growth leaves at least one running request: the instance can hold any request alone.
+        """
         ahead = self._config.evict_ahead
         victims = [] if self._config.preemption_mode == "defer" else _of_earlier_batches(at)
         missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
@@ -60,9 +63,9 @@ class Eviction:
     def _choose_for_rt(
         self, at: DecodeBoundary, victims: Sequence[DecodeRequest], missing: int
     ) -> list[DecodeRequest]:
-        """Chooses best effort that is evicted for real time which waits, or for the next that comes.
+        """Returns the BE requests that are evicted for waiting RT, or to restore headroom if none waits.
 
-        `missing` is the number of blocks that are missing before that; a negative number is to spare.
+        `missing` is the number of blocks that the running requests lack; if negative, blocks are to spare.
         """
         chosen = {request.key for request in victims}
         be = [each for each in at.running if not (each.is_rt or each.mark is OWED or each.key in chosen)]
@@ -87,7 +90,7 @@ class Eviction:
             return []
         leaving = self._in_order(at, be)
         if not is_rt_waiting and len(be) == len(at.running):
-            # Admission lets best effort that is alone take all: the last would come back at once, and never run.
+            # Admission lets a BE request that is alone take everything: the last one would return at once, and not run.
             leaving.pop()
         more: list[DecodeRequest] = []
         for request in leaving:
@@ -106,9 +109,12 @@ class Eviction:
         most_slots: int,
         alone_blocks: int,
     ) -> tuple[int, int]:
-        """Returns the numbers of blocks and slots for these requests, in order, as far as they can be had. It counts as
-        `Admission` does: otherwise a request might be refused there while nothing leaves for it here. `alone_blocks`:
-        the number that there are for one alone, if all others can leave."""
+        """Returns the numbers of blocks and slots for as many of these requests, in order, as can be admitted.
+
+        Counts as `Admission` does. Otherwise a request might be refused there while nothing is evicted for it here.
+        `most_blocks` and `most_slots` are what evicting all BE would give. `alone_blocks` is the number of blocks for a
+        request that runs alone; 0 unless all others can leave.
+        """
         if not waiting:
             return 0, 0
         ahead, num_blocks, num_slots = decoding.num_ahead(self._config), 0, 0
@@ -117,7 +123,7 @@ class Eviction:
         watermark = decoding.watermark(at, self._config)
         first = at.growth_of(waiting[0], ahead)
         if reserve + watermark + first > most_blocks and first <= alone_blocks:
-            # There is room for the first one if all others leave.
+            # The first one fits if all others leave.
             return most_blocks, 1
         reserve += watermark
         for request in waiting:
@@ -128,11 +134,11 @@ class Eviction:
         return (reserve + num_blocks, num_slots) if num_slots else (0, 0)
 
     def _choose_patient(self, at: DecodeBoundary, leaving: Sequence[DecodeRequest]) -> list[DecodeRequest]:
-        """Chooses what is evicted for RT that finds no room, and will be late if it does not find some in a moment:
-        the rest of BE, and then RT with slack.
+        """Returns the requests that are evicted for RT without room that would soon be late: the rest of BE, then RT
+        with slack.
 
-        It goes in the order of admission, which takes nothing that stands behind what it can't take. So it ends at the
-        first request that can wait, or is late in any case.
+        Follows the order of admission, which stops at the first request that does not fit. So it stops at the first RT
+        request without room that can wait, that is late in any case, or that evictions can't make room for.
         """
         waiting = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
         room = decoding.RoomToCome(at, self._config, leaving)
@@ -153,7 +159,8 @@ class Eviction:
         return chosen
 
     def _may_leave(self, at: DecodeBoundary, slack_s: float, gone: set[RequestKey]) -> list[DecodeRequest]:
-        """Returns what may leave for RT that has this slack, in order: BE, and RT with more slack, the most first."""
+        """Returns the requests that may be evicted for RT with this slack: BE in order, then RT with more slack, the
+        most first."""
         staying = [each for each in at.running if each.key not in gone]
         be = [each for each in staying if not (each.is_rt or each.mark is OWED)]
         patient = [
@@ -168,19 +175,19 @@ class Eviction:
         return [*self._in_order(at, be), *(each for *_, each in sorted(patient))]
 
     def _needed_s(self, request: DecodeRequest) -> float:
-        """Returns the seconds that a candidate needs for its next token, once it is admitted."""
+        """Returns the seconds from a candidate's admission to its next token."""
         fetching_s = self._estimate.fetch(request.num_pooled) if request.num_pooled else 0.0
         return fetching_s + self._estimate.iteration([(request.num_cached, request.num_pending)], [])
 
     def _is_soon(self, request: DecodeRequest, slack_s: float) -> bool:
-        """Whether the slack of RT that waits would be used up soon after this request has left: when it is ordered to
-        at an iteration's end, reserves blocks in the pool during the next, and is copied."""
+        """Returns whether the slack of waiting RT is too short to put off the eviction of this request. An eviction
+        takes two iterations, one until the order and one to reserve blocks in the pool, and the copy of the KV."""
         return slack_s < SOON * (
             2 * self._slo.last_s + self._estimate.fetch(request.num_cached - request.num_pooled)
         )
 
     def _has_earned(self, request: DecodeRequest) -> bool:
-        """Whether it ran here at least for as long as it takes to leave and return."""
+        """Returns whether the request ran here for at least the time that its eviction and return take."""
         num_tokens = request.num_output - request.num_brought
         return num_tokens > 0 and num_tokens * self._slo.last_s >= self._return_s(request)
 
@@ -192,7 +199,7 @@ class Eviction:
 
 
 def _of_earlier_batches(at: DecodeBoundary) -> list[DecodeRequest]:
-    """Best effort that leaves because the next batch runs in place of its own."""
+    """Returns the running BE requests with batches that the next batch replaces."""
     if not at.first_batch_to_stay:
         return []
     return [each for each in at.running if 0 < each.batch < at.first_batch_to_stay and not each.is_rt]
@@ -201,15 +208,14 @@ def _of_earlier_batches(at: DecodeBoundary) -> list[DecodeRequest]:
 def by_worth(
     requests: Iterable[DecodeRequest], at: DecodeBoundary, is_pressed: Callable[[DecodeRequest], bool]
 ) -> list[DecodeRequest]:
-    """Returns the requests in the order in which they leave. Those whose eviction was wanted at the last boundary stay
-    in front."""
+    """Returns the requests in order of eviction. Those already chosen at the last boundary stay in front."""
     span = at.limits.span
 
     def order(request: DecodeRequest) -> tuple[bool, bool, bool, float, int]:
         is_new = not at.was_evicted(request)
         if request.is_rt:
             return is_new, True, False, request.batch, -request.num_tokens
-        # The columns that the pool has.
+        # The number of whole columns that the pool has.
         end = request.num_pooled // span.block_size
         num_to_move = request.num_blocks - span.num_blocks(min(request.num_passed, end), end)
         return is_new, False, is_pressed(request), num_to_move / request.num_left, -request.num_blocks

@@ -1,21 +1,21 @@
-"""What a decode instance does at an iteration boundary, and a colocated one, where prompts are candidates too.
+"""The decode instances' part of `aligned`, also for colocated instances, where prompts are candidates too.
 
-There are the running batch R, candidate requests Q (which may join R) and the candidate batch B (which runs next):
+A boundary has the running batch R, candidate requests Q (which may join R) and the candidate batch B (which runs next):
 
-1. Victims are chosen when R will not fit, or real time finds no room (`eviction.py`).
-2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
-3. The next iteration is filled with RT, and with as much BE as RT's next tokens allow (`slo_scheduler.py`). The other
+1. `eviction.py` chooses victims if R will not fit, or real time (RT) finds no room.
+2. `admission.py` admits RT before best effort (BE), and Q before B. B waits until R is below its fill mark.
+3. `slo_scheduler.py` fills the next iteration with RT, and with as much BE as RT's next tokens allow. The other
    requests sit out: they keep their blocks, and nothing is moved. Without RT all requests run.
 
-All RT runs as long as its objectives are alike. Else those that can wait sit out iterations which would be too long for
-those that can't (AccelGen): `scheduling/remaining_time.py`.
+All RT runs while its TBT objectives are similar. Otherwise requests that can wait sit out iterations that would be too
+long for those that can't (AccelGen, `scheduling/remaining_time.py`).
 
-RT and BE share the instance like this:
+RT and BE share the instance:
 
-- **Time.** While RT is about to come, iterations are short, and none begins while its KV is on its way
-  (`rt_demand.py`).
-- **Room.** BE leaves some blocks and a slot free for RT. When RT finds none all the same, BE is evicted.
-- **Credit.** While BE is there, a credit grows, which is spent on BE beyond what RT allows.
+- **Time** (`rt_demand.py`). While RT is about to join, iterations are short. None begins while RT's KV is about to
+  arrive.
+- **Room.** BE leaves some blocks and a slot free for RT. If RT still finds no room, BE is evicted.
+- **Credit.** BE credit grows while BE is present. It is spent on BE beyond what RT allows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.timing.estimate import Estimate
 
-# TBT objectives are alike if none is more than this many times as long as another one.
+# The largest ratio between two TBT objectives that count as similar.
 ALIKE = 1.25
 
 
@@ -52,7 +52,7 @@ class AlignedDecode(DecodePart):
         return decoding.real_time_first(requests)
 
     def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
-        """Real time does not wait for best effort."""
+        """Returns False only if RT would wait for BE."""
         return begun.is_rt or not request.is_rt
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
@@ -96,8 +96,8 @@ class AlignedDecode(DecodePart):
         be: Sequence[DecodeRequest],
         behind: Sequence[DecodeRequest],
     ) -> None:
-        """Runs real time, then as much of best effort as it allows; of both, requests that have a block for their next
-        token."""
+        """Plans RT, then as much BE as RT allows, or holds the iteration for RT's KV. Requests without a block for
+        their next token don't run."""
         slo = self._slo
         if hold_s := slo.hold_s([each for each in at.running if each.is_rt]):
             at.hold(hold_s)
@@ -106,7 +106,7 @@ class AlignedDecode(DecodePart):
         rt_behind = by_due((request for request in behind if request.is_rt), at.now)
         bound_s = slo.bound_s([*rt, *rt_behind])
         lengths = [request.num_tokens for request in rt]
-        # Where nobody decodes, or is about to, prompts of RT hold nobody up but prompts behind them.
+        # With no RT decoding or about to, an RT prompt delays only the prompts behind it.
         is_alone = not (rt or at.arriving or self._demand.is_near)
         prompts_s = math.inf if is_alone else slo.bound_of_prompts_s(rt)
         chunks = self._catch_up(at, rt_behind, [], lengths, prompts_s)
@@ -127,7 +127,8 @@ class AlignedDecode(DecodePart):
         lengths: Sequence[int],
         bound_s: float,
     ) -> Chunks:
-        """Computes chunks of requests that lost their KV, as far as tokens, blocks and time allow. Returns them."""
+        """Plans chunks of prompts, and of requests that lost their KV, as far as tokens, blocks and time allow. Returns
+        the chunks."""
         taken: list[tuple[int, int]] = []
         for request in behind:
             most = at.limits.max_prefill_chunk or at.num_tokens_left

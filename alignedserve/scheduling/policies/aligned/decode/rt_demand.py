@@ -1,10 +1,10 @@
-"""The real time (RT) that a decode instance makes way for: what it has seen lately, and what is about to join. Pure.
+"""Tracks the real time (RT) for which a decode instance keeps time and room: recent and about to join. Pure.
 
-- **Seen lately.** The tightest objective bounds iterations; the longest request says how much headroom best effort (BE)
+- **Recent.** The tightest objective bounds iterations. The longest request sets how much headroom best effort (BE)
   leaves.
-- **About to join.** The router has announced it, or its KV is on its way. While it is near, iterations are short, so
-  that RT does not wait long for one that has just begun; and none begins in the moment in which its KV is on its way.
-  Copies of BE, which RT's copies would have to wait for, do not begin either.
+- **About to join.** The router has announced it, or its KV is on its way. Iterations are short meanwhile, so that RT
+  does not wait long for one that has just begun. None begins for a moment after RT is ready or its copy has begun.
+  Copies of BE's KV are put off as well, because RT's copies would wait for them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from alignedserve.scheduling.policies.aligned.rt_beside_be import (
     headroom_slots,
 )
 
-# While KV of RT is on its way, no iteration begins for this share of the tightest recent objective.
+# The longest time that an iteration is held for RT's KV, as a share of the tightest recent objective.
 HOLD = 0.25
-# The longest time that copies of BE's KV wait, in seconds.
+# The longest time that copies of BE's KV are put off, in seconds.
 MAX_BARRED_S = 0.5
-# The objective in seconds of RT that has none.
+# TBT objective in seconds that is assumed while no recent RT has one.
 DEFAULT_TBT_S = 0.1
-# Seconds between two looks at the running requests: with hundreds, looking takes a noticeable part of a short
+# Seconds between two scans of the running requests. With hundreds of them, a scan takes a noticeable part of a short
 # iteration.
 LOOK_S = 1.0
 
@@ -40,22 +40,22 @@ class RtDemand:
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
         # The time of the last boundary.
         self._now_s = 0.0
-        # When the running requests were last looked at.
+        # When the running requests were last scanned.
         self._looked_s = -math.inf
         self.num_headroom_blocks = 0
         self.num_headroom_slots = headroom_slots(limits, config.rt_headroom)
         # Whether KV of RT is on its way here.
         self._is_pulled = False
-        # The announced RT, by state: it will be offered in a moment.
+        # The numbers of announced RT requests: those at prefill, and those that will be offered in a moment.
         self._num_prefilling = 0
         self._num_ready = 0
-        # Until when no iteration begins for the sake of RT, and until when iterations are short.
+        # Until when iterations are held for RT's KV, and until when ready RT keeps them short.
         self._hold_until_s = self._near_until_s = -math.inf
-        # When BE might last be pulled.
+        # When copies of BE's KV were last allowed to begin.
         self._open_s = -math.inf
 
     def look(self, at: DecodeBoundary) -> None:
-        """Notes all real time here; called before a plan."""
+        """Updates the sliding windows and the headroom from the RT here. Called before each plan."""
         now = self._now_s = at.now
         pulled = at.arriving
         self._is_pulled = any(request.is_rt for request in pulled)
@@ -70,23 +70,23 @@ class RtDemand:
         longest = self._lengths.value(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
-    # ---- seen lately ------------------------------------------------------------------------------------------------
+    # ---- recent RT --------------------------------------------------------------------------------------------------
 
     @property
     def tightest_s(self) -> float:
-        """The tightest objective that was seen lately; infinite if there is none."""
+        """The tightest recent TBT objective in seconds; infinite if there is none."""
         return self._objectives.value(math.inf, self._now_s)
 
     def least_headroom(self) -> tuple[int, int]:
-        """Returns the blocks and slots to which headroom is restored at the cost of BE, where RT was seen lately:
-        enough for one request like those."""
+        """Returns the numbers of blocks and slots of headroom for which BE is evicted: enough for one request as long
+        as the longest recent RT. Returns (0, 0) without recent RT or without headroom."""
         longest = self._lengths.value(0, self._now_s)
         if not longest or not self.num_headroom_slots:
             return 0, 0
         of_longest = self._limits.span.num_held(int(longest), int(longest))
         return min(of_longest, self.num_headroom_blocks), 1
 
-    # ---- about to join ----------------------------------------------------------------------------------------------
+    # ---- RT about to join -------------------------------------------------------------------------------------------
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         if num_ready > self._num_ready:
@@ -104,16 +104,17 @@ class RtDemand:
 
     @property
     def is_near(self) -> bool:
+        """Whether RT is about to join."""
         is_ready = self._num_ready and self._now_s < self._near_until_s
         return bool(self._is_pulled or self._num_prefilling or is_ready)
 
     @property
     def hold_s(self) -> float:
-        """The seconds that an iteration should wait for RT's KV."""
+        """The seconds that an iteration should wait for RT's KV; at most 0 if it need not."""
         return self._hold_until_s - self._now_s if self._is_pulled or self._num_ready else 0.0
 
     def may_pull_be(self) -> bool:
-        """Returns whether copies of BE's KV may begin at this boundary, and notes it if so."""
+        """Returns whether copies of BE's KV may begin at this boundary. If so, records the time."""
         may = not self.is_near or self._now_s - self._open_s >= MAX_BARRED_S
         if may:
             self._open_s = self._now_s

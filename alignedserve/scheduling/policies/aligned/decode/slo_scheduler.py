@@ -1,8 +1,8 @@
-"""The SLO scheduler of a decode instance: how real time (RT) and best effort (BE) share the time of its iterations.
-Pure; see `part.py`.
+"""The SLO scheduler of a decode instance: divides the time of iterations between real time (RT) and best effort (BE).
+Pure. See `part.py`.
 
-An iteration is bounded by what RT's next tokens allow, and by what RT that comes may have to wait. BE joins within the
-bound, beyond it on credit, and never more of it than the adaptive limit allows.
+An iteration is bounded by the due times of RT's next tokens, and by the time that newly arriving RT may have to wait.
+BE joins within the bound, or beyond it on credit, up to the adaptive limit.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TB
 from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, BeCredit, num_enough
 from alignedserve.timing.estimate import Estimate
 
-# At most this share of the time that an iteration may take is planned with: the rest is for what predictions miss, and
-# for a token's way out. The share is less where iterations are seen to take longer than predicted (`Estimate.overrun`).
+# The largest share of an iteration's allowed time that is planned. The rest is for prediction errors and for sending
+# the tokens. The share is smaller if iterations take longer than predicted (`Estimate.overrun`).
 SAFETY = 0.9
-# The most credit that BE can have, as a share of the tightest recent objective.
+# The most credit that BE can have, as a share of the tightest recent objective, or of DEFAULT_TBT_S if that is shorter.
 MAX_OWED = 0.5
-# An iteration takes at most these shares of the tightest recent objective, while RT is about to come and while none
-# is known to come: RT should not have to wait long for an iteration that has just begun.
+# The longest iteration as a share of the tightest recent objective, while RT is about to join and while none is. RT
+# should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
-# Holding an iteration back for less is not worth it.
+# The shortest time for which holding an iteration is worth it, in seconds.
 MIN_HOLD_S = 0.0002
 # BE has to run when its window leaves it less than this many iterations' time for each token.
 PRESSED = 2.0
-# The adaptive limit falls to one in this many.
+# The divisor by which the adaptive limit falls.
 FALL = 4
 
-# The number of tokens computed before, and the number to compute, of each chunk.
+# For each chunk, the number of tokens computed before and the number to compute.
 Chunks = Sequence[tuple[int, int]]
 
 
@@ -52,14 +52,14 @@ class DecodeSloScheduler:
         # The time of the last boundary.
         self._now_s = 0.0
         self._limit = _AdaptiveLimit(limits.max_num_seqs)
-        # The seconds that the iteration which was planned last may take, and the number of its BE requests.
+        # The seconds that the last planned iteration may take, and the number of its BE requests.
         self._allowed_s = math.inf
         self._num_be = 0
-        # How many seconds the last iteration took.
+        # The length of the last iteration, in seconds.
         self._last_s = 0.0
 
     def look(self, at: DecodeBoundary) -> None:
-        """Lets BE's credit grow; called before a plan, when `RtDemand` has looked."""
+        """Lets BE credit grow. Called before each plan, after `RtDemand.look`."""
         self._now_s = at.now
         requests = chain(at.running, at.arriving, at.requests, at.batch)
         is_be_there = any(not request.is_rt for request in requests)
@@ -68,19 +68,19 @@ class DecodeSloScheduler:
 
     @property
     def is_be_owed(self) -> bool:
-        """Whether BE has had nothing for so long that one request of it may be admitted before RT."""
+        """Whether BE has its full credit, so that one BE request may be admitted before RT."""
         return self._config.be_share > 0 and self._credit.seconds >= self._most_owed_s
 
     def is_pressed(self, request: DecodeRequest) -> bool:
-        """Whether the window of its job leaves no time for waiting."""
+        """Returns whether the window of the request's job leaves it no time to wait."""
         allowance_s = request.deadlines.job_allowance_s(request.num_left, self._now_s)
         return allowance_s < PRESSED * self._last_s
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def bound_s(self, rt: Iterable[DecodeRequest]) -> float:
-        """Returns the seconds that an iteration may take for the sake of the running requests, and of those which come
-        unannounced or in a moment, because they wait until it ends."""
+        """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
+        and waits for its end."""
         tightest_s = self._demand.tightest_s
         bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
         bounds_s.append(
@@ -89,12 +89,11 @@ class DecodeSloScheduler:
         return self._planned_share * min(bounds_s)
 
     def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
-        """Returns the seconds that an iteration may take for the sake of real time that decodes, if prompts of real
-        time are computed in it.
+        """Returns the seconds that an iteration with RT prompts may take for the sake of decoding RT.
 
-        A stream that is ahead waits, longer than for one token if need be. One that will be late without prompts as
-        well holds up none that can still keep its objective, but for what it asked for between two tokens. One that
-        asked for less than an iteration takes without prompts falls behind in any case, and holds up none.
+        A stream that is ahead bounds it by its slack, even beyond one TBT objective. A stream that will be late even
+        without prompts bounds it by its TBT objective, or by LATE iterations without prompts if that is longer. A
+        stream sets no bound if it is lost, or if its TBT objective is shorter than an iteration without prompts.
         """
         now = self._now_s
         lengths = [request.num_tokens for request in decodes]
@@ -117,8 +116,7 @@ class DecodeSloScheduler:
         return min(SAFETY, 1 / self._estimate.overrun)
 
     def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
-        """Returns the seconds to wait for KV instead of beginning an iteration, if the running requests can spare
-        that."""
+        """Returns the seconds to wait for RT's KV before an iteration begins; 0 if running RT can't spare the time."""
         wanted_s = self._demand.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
@@ -130,7 +128,7 @@ class DecodeSloScheduler:
     def choose(
         self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest], chunks: Chunks, bound_s: float
     ) -> list[DecodeRequest]:
-        """Returns the best-effort requests which join real time, which runs in any case."""
+        """Returns the BE requests that join the iteration. All of `rt` runs in any case."""
         self._allowed_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
@@ -164,20 +162,19 @@ class DecodeSloScheduler:
         return in_order[:num_be]
 
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
-        """Whether most of the pace that best effort could have is enough: where real time comes in a moment, or some of
-        it asked for no objective."""
+        """Returns whether BE gets only its sufficient pace: RT is about to join, or running RT hurries."""
         return self._demand.is_near or self._hurries(rt)
 
     def _hurries(self, rt: Sequence[DecodeRequest]) -> bool:
         return any(request.deadlines.hurries and not request.is_lost(self._now_s) for request in rt)
 
     def _is_sooner_better(self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> bool:
-        """Whether some of real time asked for no objective, and best effort has the time to wait."""
+        """Returns whether running RT hurries, and no BE job would be late."""
         return self._hurries(rt) and not any(request.deadlines.is_pressed for request in be)
 
     def _in_order(self, requests: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
-        """Puts requests that have to run first, then those which have waited longest, then those which are done
-        soonest. Returns the number of the first as well."""
+        """Returns the requests sorted, pressed ones first, then by longest wait, then by fewest tokens left. Returns
+        the number of pressed ones as well."""
         now, pressed_s = self._now_s, PRESSED * self._last_s
         places, num_pressed = [], 0
         for number, request in enumerate(requests):
@@ -194,8 +191,8 @@ class DecodeSloScheduler:
     def most_tokens(
         self, request: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
     ) -> int:
-        """Returns the number of tokens of a chunk that the iteration has time for, up to a block's end; for real time
-        at least one block."""
+        """Returns the number of tokens of a chunk that fit into the iteration's time, up to a block's end. Returns at
+        least one block for RT."""
         before, block_size = request.num_cached, self._limits.block_size
         first = block_size - before % block_size
         ends: list[int] = [*range(first, most, block_size), most]
@@ -251,8 +248,8 @@ class DecodeSloScheduler:
 
 
 class _AdaptiveLimit:
-    """The number of BE requests that may run beside RT: it doubles after each iteration that kept RT's time, and falls
-    at once after one that did not."""
+    """The number of BE requests that may run beside RT. It doubles after an iteration within RT's time, and falls after
+    a longer one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -262,6 +259,6 @@ class _AdaptiveLimit:
         self.num_be = min(2 * self.num_be, self._most)
 
     def missed(self, num_be: int) -> None:
-        """Notes that an iteration with `num_be` BE requests took too long. At least one may always run: its cost is
-        predicted before it joins."""
+        """Lowers the limit after an iteration with `num_be` BE requests took too long. At least one may always run,
+        because its cost is predicted before it joins."""
         self.num_be = max(num_be // FALL, 1)

@@ -1,1 +1,1 @@
-"""What a prefill instance does under `aligned`: `part.py` is the contents page."""
+"""The prefill instances' part of `aligned`. Start with `part.py`."""

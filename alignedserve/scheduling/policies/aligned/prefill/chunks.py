@@ -1,11 +1,11 @@
-"""Which tokens the next iteration computes: chunks of prompts, which end on block boundaries. Pure.
+"""Cuts the prompt chunks of a prefill instance's next iteration. They end on block boundaries. Pure.
 
-An iteration's predicted time is bounded (AccelGen's token budget, by bisection on the estimate), so that the next
-request to come waits no longer. Attention grows with what was computed before, so later chunks of a prompt are
-shorter.
+The iteration's predicted time is bounded (AccelGen's token budget, found by bisection on the estimate), so that the
+next request to arrive does not wait longer than that. Attention costs more at later positions, so later chunks of a
+prompt are shorter.
 
-Within a class, prompts go in order. The first that does not fit entirely gets what is left; while one is in pieces, no
-other of its class begins in part: the one in pieces goes on instead.
+Within a class, prompts are taken in order. The first that does not fit whole gets what is left. At most one prompt of
+a class is in pieces: while it is unfinished, it gets what is left, and no other is cut.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from alignedserve.timing.cost import ChunkCosts
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# If one block alone breaks the bound, the bound can't be held: then chunks may take this many times as long as the
-# block takes.
+# With a floor, the bound is at least this multiple of the time that the first block takes. A bound that a single block
+# breaks can't be kept anyway.
 FLOOR = 1.25
 
 
 @dataclass
 class Cut:
-    """One iteration's chunks, while they are chosen."""
+    """The chunks of one iteration while they are chosen."""
 
     estimate: Estimate
     block_size: int
@@ -53,11 +53,11 @@ class Cut:
         bound_s: float,
         has_floor: bool,
     ) -> PrefillRequest | None:
-        """Adds chunks of these requests, of one class and in order. Returns the request which it has cut, None if it
-        has cut none.
+        """Adds chunks of these requests, which are in order and of one class. Returns the request that it has cut, or
+        None if it has cut none.
 
-        `begun` is the request that is in pieces. With a floor, at least one block is taken, or as many tokens as are
-        allowed.
+        `begun` is the request that is in pieces already. With a floor, it takes at least one block of the first
+        request, or all tokens that are left of the budget.
         """
         queue = [request for request in requests if request.key not in self.chunks]
         while queue and self.num_left:
@@ -79,7 +79,7 @@ class Cut:
         self.num_left -= count
 
     def _most(self, request: PrefillRequest, bound_s: float, has_floor: bool) -> int:
-        """The number of its tokens that fit, up to a block boundary or its end."""
+        """Returns the number of the request's tokens that fit, up to a block boundary or the prompt's end."""
         before, most = request.num_computed, min(request.num_pending, self.num_left)
         one_block = min(self.block_size - before % self.block_size, most)
         if has_floor:
@@ -94,7 +94,7 @@ class Cut:
             else:
                 high = middle - 1
         count = max(low * self.block_size - before, 0)
-        # An iteration allows fewer tokens than a block has.
+        # With a floor, `count` is 0 only if fewer tokens are left than the block needs.
         return count or (one_block if has_floor and not self.chunks else 0)
 
     def _seconds_with(self, before: int, count: int) -> float:

@@ -1,12 +1,12 @@
-"""What a prefill instance does at an iteration boundary: which prompts start, the most urgent first, and how much of
-each is computed (`chunks.py`). Real time (RT) and best effort (BE) share it like this:
+"""The prefill instances' part of `aligned`. At an iteration boundary it starts prompts, the most urgent first, and cuts
+the iteration's chunks (`chunks.py`). Real time (RT) and best effort (BE) share the instance:
 
-- **Time** (`slo_scheduler.py`). An iteration of BE is bounded by a share of the tightest TTFT objective that was seen
-  lately, and one of RT by that objective, or by what RT needs for nearly its full pace. RT goes first; BE fills up an
-  iteration in which RT runs only while that takes hardly any longer.
-- **Room.** BE starts only while some blocks and a slot stay free for RT. If RT finds none all the same, BE prompts are
-  preempted: their KV is in the pool, and is not computed again.
-- **Credit.** While BE is there, a credit grows, which is spent on BE before RT.
+- **Time** (`slo_scheduler.py`). An iteration of BE is bounded by a share of the tightest recent TTFT objective. One of
+  RT is bounded by that objective, or by the time that RT needs for nearly its full pace, if that is longer. RT goes
+  first. BE joins it only while the iteration becomes hardly any longer.
+- **Room.** BE starts only while some blocks and a slot stay free for RT. If RT still finds none, BE prompts are
+  preempted. Their KV is in the pool, and is not computed again.
+- **Credit.** BE credit grows while BE is present. It is spent on BE before RT.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class AlignedPrefill(PrefillPart):
 
 
 def _place_of(request: PrefillRequest, estimate: Estimate, now: float) -> float:
-    """Returns the place of a prompt in its class: the smallest is first. It counts the time that the prompt still takes
-    here, and for best effort the time that its answer will take."""
+    """Returns the sort key of a prompt in its class: its latest start, smallest first. For BE that also allows for the
+    time that the answer will take."""
     needed_s = _needed_s(request, estimate)
     return place_s(request.deadlines, request.num_output, needed_s, request.since_s, now)
 
 
 def _is_ahead(begun: PrefillRequest, request: PrefillRequest, estimate: Estimate, now: float) -> bool:
-    """Returns whether the one under way, of two prompts with the same prefix, will have computed what both need before
-    the other could.
+    """Returns whether `begun` stays ahead of `request`, a prompt with the same prefix that can wait for its KV.
 
-    What it has computed moves its own place back, since it needs less. So it also counts that it is due no later.
+    `begun` needs less time the more it has computed, and that alone moves it back in the order. So it also stays ahead
+    if it is due no later and can still be in time.
     """
     if begun.is_rt != request.is_rt:
         return begun.is_rt
@@ -113,7 +113,8 @@ def _wants_to_start(at: PrefillBoundary, request: PrefillRequest) -> bool:
 
 
 def _leaves_headroom(at: PrefillBoundary, slo: PrefillSloScheduler, num_blocks: int) -> bool:
-    """Best effort that is alone may take all blocks, because it can be preempted."""
+    """Returns whether a BE prompt of `num_blocks` leaves the headroom free. The only BE prompt need not, because it can
+    be preempted for RT."""
     if not at.is_be_started:
         return prefilling.fits(at, num_blocks)
     return prefilling.fits(at, num_blocks + slo.num_headroom_blocks) and at.num_free_slots > 1
@@ -122,7 +123,7 @@ def _leaves_headroom(at: PrefillBoundary, slo: PrefillSloScheduler, num_blocks: 
 def _make_room(
     at: PrefillBoundary, slo: PrefillSloScheduler, wanted: PrefillRequest, in_order: InOrder
 ) -> None:
-    """Preempts best effort for this prompt of real time, if that is of use."""
+    """Preempts BE for the RT prompt `wanted`, if that frees enough for it."""
     missing = at.blocks_for(wanted) - at.num_free_blocks - at.num_blocks_to_come
     needs_slot = at.is_waiting(wanted) and at.num_free_slots <= 0
     be = in_order([each for each in at.computing if not each.is_rt], at.now)
@@ -131,10 +132,9 @@ def _make_room(
 
 
 def _victims(requests: Sequence[PrefillRequest], num_blocks: int, needs_slot: bool) -> list[PrefillRequest]:
-    """Returns as many prompts as hold `num_blocks` blocks, and a slot if one is needed; none if all of them together do
-    not.
+    """Returns prompts that together hold `num_blocks` blocks, and a slot if one is needed; none if all of them do not.
 
-    Those that have least to load again go first, and among those with equally much the later in `requests`.
+    Takes those with the fewest tokens to load again first, and among equals the later ones in `requests`.
     """
     in_order = sorted(enumerate(requests), key=lambda each: (each[1].num_computed, -each[0]))
     chosen: list[PrefillRequest] = []

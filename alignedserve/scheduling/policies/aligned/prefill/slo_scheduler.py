@@ -1,5 +1,5 @@
-"""The SLO scheduler of a prefill instance: how real time (RT) and best effort (BE) share its iterations, and how many
-blocks BE leaves free. Pure; see `part.py`."""
+"""The SLO scheduler of a prefill instance: divides iterations between real time (RT) and best effort (BE), and sets how
+many blocks BE leaves free. Pure. See `part.py`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from alignedserve.timing.deadlines import UNSTATED_TTFT_S
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# This share of the highest possible pace is enough while RT comes and goes: chunks are as short as that allows.
+# With recent RT, BE chunks are only as long as this share of the highest pace needs.
 ENOUGH = 0.95
-# BE has at least this share of its pace: shorter chunks would keep the instance busy for longer than they would spare
-# RT.
+# The least share of its pace that BE has. Shorter chunks would keep the instance busy for more time than they save RT.
 LEAST = 0.6
-# Seconds after which the chunk sizes for these shares are computed again: they depend on what iterations cost outside
-# the engine.
+# Seconds after which the chunk sizes for these shares are computed again. They change with the measured cost of
+# iterations outside the engine.
 CHOOSE_S = 1.0
-# An iteration with RT may become longer by this share for the BE that fills it up.
+# The share by which BE may lengthen an iteration with RT.
 MAX_STRETCH = 0.05
 
 
@@ -39,23 +38,22 @@ class PrefillSloScheduler:
         self._estimate = estimate
         self._limits = limits
         self._config = config
-        # The tokens of BE's chunks, for the least pace and for the pace that is enough; and when they were last
-        # computed.
+        # Chunk sizes in tokens for the shares LEAST and ENOUGH of the pace, and when they were computed.
         self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
         self._credit = BeCredit(config.be_share)
         # The objectives of recent RT in seconds, and its lengths in tokens.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
-        # The seconds that chunks of RT and of BE may take; whether RT was seen lately; and the number of blocks that
-        # BE leaves free.
+        # The tightest recent TTFT objective, and the share of it that an iteration of BE may take, in seconds. Whether
+        # RT was seen within the sliding window. The number of blocks that BE leaves free.
         self._tightest_s = 0.0
         self._bound_s = 0.0
         self._is_rt_known = False
         self.num_headroom_blocks = 0
-        # The prompt of each class, by whether it is RT, that is in pieces.
+        # The prompt that is in pieces, by whether it is RT.
         self._begun: dict[bool, RequestKey] = {}
 
     def look(self, at: PrefillBoundary) -> None:
-        """Notes all prompts; called before a plan."""
+        """Updates the sliding windows, the credit and the headroom from all prompts. Called before each plan."""
         is_be_there, now = False, at.now
         for request in chain(at.started, at.waiting):
             is_be_there |= not request.is_rt and request.num_pending > 0
@@ -74,7 +72,7 @@ class PrefillSloScheduler:
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
     def _alone_s(self) -> float:
-        """The seconds that chunks of BE may take while RT has nothing to compute, or when BE has credit."""
+        """Returns the seconds that an iteration of BE without RT may take, credit included."""
         if not self._is_rt_known:
             return self._bound_s
         least_s = self._estimate.iteration([(0, self._num_least)], [])
@@ -85,7 +83,8 @@ class PrefillSloScheduler:
         return self._estimate.iteration([(0, self._num_enough)], []) if self._num_enough else 0.0
 
     def _nums_for_pace(self) -> tuple[int, int]:
-        """The chunk sizes in tokens: beyond some length attention makes chunks slower again."""
+        """Returns the chunk sizes in tokens for LEAST and ENOUGH. They are shares of the pace of the fastest chunk,
+        which need not be the longest: attention slows long chunks."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
 
@@ -98,12 +97,12 @@ class PrefillSloScheduler:
 
     @property
     def is_owed(self) -> bool:
-        """Whether BE has had nothing for so long that one request of it goes before RT."""
+        """Whether BE has its full credit, so that one BE request goes before RT."""
         return self._config.be_share > 0 and self._credit.seconds >= self._max_credit_s
 
     @property
     def _max_credit_s(self) -> float:
-        """The most credit in seconds: enough for one block at least, at any position of a prompt."""
+        """The most credit in seconds. It always pays for one block at any position of a prompt."""
         block_size = self._limits.block_size
         last_block = (max(self._limits.max_model_len - block_size, 0), block_size)
         return max(self._bound_s, self._estimate.iteration([last_block], []))
@@ -111,16 +110,17 @@ class PrefillSloScheduler:
     def cut(
         self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
     ) -> list[tuple[PrefillRequest, int]]:
-        """Returns chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
+        """Returns the chunks of these requests, which are in order, in tokens. BE gets either its credit before RT, or
+        what RT leaves."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
         if rt or not may_fill:
-            # RT pays for what an iteration takes at least.
+            # The fixed cost of the iteration counts as RT's.
             least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
             self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
         owed = len(cut.chunks)
-        # However tight an objective is, RT computes at nearly its full pace: else more of it would be late.
+        # RT computes at nearly its full pace, however tight an objective is. A slower pace would make more of it late.
         self._cut_class(cut, rt, max(self._tightest_s, self._enough_s), has_floor=True)
         if may_fill and not owed:
             bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()

@@ -1,1 +1,1 @@
-"""What the router does under `aligned`: `part.py` is the contents page."""
+"""The router's part of `aligned`. Start with `part.py`."""

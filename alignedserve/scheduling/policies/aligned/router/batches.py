@@ -1,13 +1,17 @@
-"""Batches of requests of similar prefix length, found in the pool's quad-tree. Pure.
+"""Asks the pool's quad-tree for batches of requests of similar prefix length. Pure.
 
-**While real time comes and goes**, a decode instance always has a next batch waiting: it is formed as soon as the
-earlier one is admitted. Meanwhile pooled requests whose length lies among those that run are offered beside it.
-Batches mix there, because real time does not wait for its like.
+**With recent real time (RT)**, a decode instance always has a next batch waiting. It is formed as soon as the previous
+one is admitted. Meanwhile the instance is offered pooled requests with lengths in the range of its running requests.
+Batches mix there, because RT does not wait for requests of its own length.
 
-**With best effort alone**, an instance runs one batch at a time. Requests of like length join it as long as there are
-any, and the others are held back. When the batch has shrunk, or somebody has been held back for long, or a window
-presses, the next one is formed, and takes its place: what is left of the old one goes back to the pool with its KV, and
-joins a later batch of requests as long as it is.
+**With best effort (BE) alone**, an instance runs one batch at a time. Pooled requests of similar length join it while
+there are any, and the others are held back. The next batch replaces it when
+
+- the running batch has shrunk and no more requests join it,
+- or a request has been held back for long,
+- or the window of a job leaves hardly any time.
+
+The rest of the old batch returns to the pool with its KV, and joins a later batch of similar length.
 """
 
 from __future__ import annotations
@@ -21,24 +25,24 @@ from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import DecodeView, Island, RoutedRequest
 
-# A batch is replaced when what runs fills no more than this share of what those that wait would fill. With a larger one
-# more KV is moved, with a smaller one iterations are emptier. (Tuned, as the next two, on simulated documents, of one
-# kind of lengths and of two: OPT-13B on an A100.)
+# A batch is replaced when the running requests fill at most this share of what the waiting ones would fill. A larger
+# share moves more KV, and a smaller one leaves iterations emptier. This value and the next two are tuned in simulation:
+# OPT-13B on an A100, documents with lengths from one distribution and from two.
 SWITCH = 0.65
-# A batch that replaces the running one fills so much of the instance, if enough requests wait.
+# Share of the instance's blocks that a replacing batch fills, if enough requests wait.
 REPLACING_SHARE = 0.9
-# Best effort is held back for so many times as long as a pooled request waits before others go behind it.
+# The longest time that BE is held back, as a multiple of `routing.patience_s`.
 HELD_BACK = 20.0
-# A window presses when it leaves less than so many times the time that the request needs.
+# A window is pressing when it leaves less than this multiple of the time that the request still needs.
 PRESSED = 2.0
-# Of those that wait, so many are looked at for their windows.
+# The number of waiting requests, oldest first, with windows that are checked.
 MAX_LOOKED_AT = 64
-# The number of lengths in one of the quad-tree's narrowest ranges; those of each level above have four times as many.
+# Width of the quad-tree's leaves, in tokens. Each level above is four times as wide.
 LEAF_WIDTH = 16
 
 
 def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Iterator[FormBatch | FindNear]:
-    """`is_rt_known`: real time came lately."""
+    """Yields the searches that are due now, at most one per decode instance. `is_rt_known`: RT arrived recently."""
     if not len(island.decode_queue):
         return
     patience_s = routing.patience_s(island, config.starvation_s)
@@ -60,7 +64,8 @@ def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Itera
 def _form_batch(
     view: DecodeView, island: Island, config: SchedulingConfig, is_rt_known: bool, patience_s: float
 ) -> FormBatch | None:
-    """Asks for a batch with room for the longest request: one that fits into no batch would starve."""
+    """Returns the search for the next batch, or None if none is due. The batch has room for at least the longest
+    possible request: a request that fits into no batch would starve."""
     if view.batch or not view.batch_search.is_due(island.decode_queue.num_changes):
         return None
     limits = view.hello.limits
@@ -78,7 +83,7 @@ def _form_batch(
 
 
 def _is_shrunk(view: DecodeView, island: Island) -> bool:
-    """Whether what the instance has fills little of it, beside what waits and would fit."""
+    """Returns whether the instance is much emptier than the waiting requests could fill it."""
     queue, limits, report = island.decode_queue, view.hello.limits, view.report
 
     def memory(num_requests: int, num_tokens: int) -> float:
@@ -94,12 +99,14 @@ def _is_shrunk(view: DecodeView, island: Island) -> bool:
 
 
 def _is_coming(island: Island) -> bool:
-    """Whether a batch is on its way to an instance: who presses may be in it, and no other one need make room."""
+    """Returns whether a batch is on its way to any instance. It may contain the pressing request, so that no other
+    batch has to be replaced."""
     return any(view.batch or view.batch_search.is_asked for view in island.cluster.decodes)
 
 
 def _is_pressing(island: Island, patience_s: float) -> bool:
-    """Whether best effort is to be held back no longer: the first has waited for so long, or a window presses."""
+    """Returns whether BE must not be held back any longer: the oldest request has waited for `patience_s` seconds, or
+    the window of a request is pressing."""
     queue = island.decode_queue
     if next(iter(queue)).since_s + patience_s <= island.now:
         return True
@@ -107,7 +114,7 @@ def _is_pressing(island: Island, patience_s: float) -> bool:
 
 
 def _presses(request: RoutedRequest, island: Island) -> bool:
-    """Whether the window of its job leaves no time for waiting."""
+    """Returns whether the window of the request's job leaves it no time to wait."""
     if request.deadlines.job_due_s == math.inf:
         return False
     num_left = max(island.expected_output(request) - request.num_output, 1)
@@ -121,7 +128,8 @@ def _presses(request: RoutedRequest, island: Island) -> bool:
 def _find_near(
     view: DecodeView, island: Island, config: SchedulingConfig, is_rt_known: bool, patience_s: float
 ) -> FindNear | None:
-    """Candidate requests go before the batch; if they never stopped coming, it would never run."""
+    """Returns the search for candidate requests, or None if none is due. None is due while a candidate batch is
+    overdue: candidate requests are admitted before it, and an endless supply of them would starve it."""
     report = view.report
     is_overdue = view.batch and view.batch_since_s <= island.now - patience_s
     if not report or view.near or is_overdue:
@@ -144,12 +152,13 @@ def _find_near(
 
 
 def _near_what(near: FindNear, island: Island) -> object:
-    """What there is to find: new requests, and what is near the length of the running batch."""
+    """Returns a value that changes when the search might find something new: with the queue, or with the range of
+    lengths."""
     return island.decode_queue.num_changes, near.low // LEAF_WIDTH, near.high // LEAF_WIDTH
 
 
 def _node(low: int, high: int) -> tuple[int, int]:
-    """The range of the smallest node of the quad-tree that has these lengths."""
+    """Returns the range of lengths of the smallest quad-tree node that contains `low` and `high`, both inclusive."""
     width = LEAF_WIDTH
     while low // width != high // width:
         width *= 4

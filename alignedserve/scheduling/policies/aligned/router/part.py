@@ -1,12 +1,13 @@
-"""What the router does under `aligned`.
+"""The router's part of `aligned`.
 
-- **Prompts.** There are two lines, each ordered by latest start. Real time (RT) waits for blocks in the pool, and
-  for its turn among its own; while not all of it can be in time, as many start as can be. Best effort (BE) has a
-  window of its own, since instances give it what RT leaves of each iteration. While RT comes and goes, that window gets
-  the smaller the more BE is ready for decode instances, and is on as few prefill instances as possible (`prompts.py`).
-- **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
-  takes the **RT fast path** instead: it goes to a decode instance as soon as its prompt is computed, if BE can make
-  room for it there. It is announced to the instance while its prompt is computed.
+- **Prompts** (`prompts.py`). Real time (RT) and best effort (BE) have a line each, ordered by latest start. RT waits
+  for blocks in the pool, and for the RT before it. When not all RT prompts can be in time, the router starts those that
+  let the most be. BE has a window of its own, because instances give it what RT leaves of each iteration. With recent
+  RT, that window shrinks as more BE becomes ready for the decode instances, and covers as few prefill instances as
+  possible.
+- **Decode** (`batches.py`). The pool's quad-tree finds batches of requests of similar prefix length. RT beside BE takes
+  the **RT fast path** instead. It is announced to a decode instance while its prompt is computed, and goes there at
+  once afterwards if BE can make room for it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.types import InstanceId
 
-# The number of requests that are put in order in one event, of best effort that was evicted from colocated instances.
+# The number of BE requests evicted from colocated instances that are sorted in one event.
 MAX_SORTED = 256
-# The number of waiting real-time requests that are considered for the RT fast path in one event.
+# The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
 
 
@@ -37,9 +38,9 @@ class AlignedRouter(RouterPart):
 
     def __init__(self, config: SchedulingConfig) -> None:
         super().__init__(config)
-        # This has a value while RT came within the last minute.
+        # Has a value if RT arrived within the sliding window.
         self._real_time = SlidingMinimum()
-        # The seconds that recent real time asked for between two tokens.
+        # The TBT objectives of recent RT, in seconds.
         self._objectives = SlidingMinimum()
         self._savable = Savable()
 
@@ -69,35 +70,36 @@ class AlignedRouter(RouterPart):
         if self._is_return_due(island):
             return
         window = routing.window(island.cluster, self._num_iterations(island))
-        # Each instance has a prompt, even if that exceeds the window.
+        # Each instance gets an RT prompt, even beyond the window.
         num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
         least = num_idle - island.reserving.count(is_rt=True)
         yield from self._savable.start(island, window.less(*routing.ahead(island, True)), least)
 
     def _is_return_due(self, island: Island) -> bool:
-        """Whether real time that was evicted from a colocated instance is due before the prompts that were started are
-        computed. Until it is back no more start: these would take the blocks that it waits for."""
+        """Returns whether RT evicted from a colocated instance is due before the started prompts are computed. Further
+        prompts then wait for its return, because they would take the blocks that it needs."""
         if not island.cluster.is_colocated:
             return False
         soonest = island.decode_queue.soonest(1)
         return bool(soonest) and _due_s(soonest[0]) - island.now < self._savable.ahead_s(island)
 
     def _num_iterations(self, island: Island) -> float:
-        """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
-        iterations are about as long as their objective, and prompts have a part of them only."""
+        """Returns how much RT is started ahead, in iterations full of prompts. It is less on colocated instances:
+        iterations there are about as long as the TBT objective, and prompts get a part of each."""
         num_iterations, cluster = self.config.prefill_window, island.cluster
         if not cluster.is_colocated:
             return num_iterations
         full_s = cluster.prefill_s(0, cluster.prefills[0].hello.limits.max_num_batched_tokens)
-        # As in `bound_of_prompts_s` of decode instances.
+        # The same bound as in `DecodeSloScheduler.bound_of_prompts_s`.
         bound_s = max(self._objectives.value(math.inf, island.now), LATE * cluster.decode_s(1))
         share = bound_s / full_s if bound_s < full_s else 1.0
         return num_iterations * share / min(self._savable.slowdown, MOST_OFF)
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
-        """Real time that waits for room in the pool leaves best effort its share of it alone."""
+        """Returns whether a BE prompt may start. While RT waits for blocks in the pool, BE gets no more than its own
+        share of them."""
         share = 0.0 if island.prefill_queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
-        # What this event has started counts as well.
+        # Computed again for each prompt, because those started in this event count as well.
         is_wanted = self._share_for_be(island) > 0
         return is_wanted and island.has_room_for(request, self.config.be_share, share)
 
@@ -123,7 +125,7 @@ class AlignedRouter(RouterPart):
         return super().place(request, views, num_known, island)
 
     def pins(self, request: RoutedRequest) -> bool:
-        """It is counted with what is under way, and comes first when its class has its turn."""
+        """Returns True for BE, which counts as under way and goes first within its class."""
         return not request.is_rt
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
@@ -134,9 +136,12 @@ class AlignedRouter(RouterPart):
         return _least_real_time(request, island.cluster.decodes) if is_told else None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
-        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
-        what serves it best, and only requests that would starve go first. Best effort whose answer exceeded its
-        predicted length is due later: batches do not start from it as long as others are due."""
+        """Returns when a pooled request should be admitted at the latest.
+
+        Beside BE, an RT request is due with its next token. RT alone is served best by batches of similar length, so
+        that only starving requests go first. BE with an answer beyond its predicted length is due later: batches
+        begin with other due requests before it.
+        """
         starves_s = super().admission_due_s(request, island)
         if not self._takes_fast_path(request, island):
             return starves_s + yields_s(request, island.now)
@@ -144,14 +149,16 @@ class AlignedRouter(RouterPart):
 
     @staticmethod
     def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
-        """Real time, and best effort that can give way."""
+        """Returns whether the request is RT, and BE is present that can make room for it."""
         return request.is_rt and island.num_be > 0
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
     ) -> DecodeView | None:
-        """Beside best effort, which can give way, this is the RT fast path. Where all is real time, batches come first
-        if anything waits for one."""
+        """Returns the decode instance that takes the request directly; None: it goes through the pool.
+
+        Beside BE this is the RT fast path. RT alone goes through the pool while any request waits there for a batch.
+        """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
         if island.decode_queue.real_time:
@@ -165,15 +172,15 @@ class AlignedRouter(RouterPart):
         if island.num_be and island.decode_queue.real_time:
             yield from _assign_fast_path(island.decode_queue.soonest(MAX_FAST), island.cluster.decodes)
         if island.cluster.is_colocated:
-            # These were evicted. Prompts run beside decodes, so that like lengths would gain nothing.
+            # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
         else:
             yield from batches.decide(island, self.config, self._is_rt_known(island.now))
 
 
 def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
-    """Real time comes first, the soonest due before others; then best effort, and last that whose answer exceeded its
-    predicted length."""
+    """Returns RT with the earliest due times, then BE in order of demotion: answers beyond their predicted length go
+    last."""
     queue, now = island.decode_queue, island.now
     best_effort = (request for request in queue if not request.is_rt)
     first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
@@ -184,7 +191,7 @@ def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
 
 
 def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
-    """Returns the instance with least real time; of two with equally much, one where no best effort has to leave."""
+    """Returns the instance with the fewest RT requests. Among equals it prefers one that need not evict BE."""
 
     def load(view: DecodeView) -> tuple[int, bool, int]:
         has_room = view.num_available_slots > 0 and view.num_available_blocks >= view.blocks_to_run(request)
@@ -194,8 +201,8 @@ def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> Dec
 
 
 def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
-    """Assigns requests that are due first first, each to the instance which expects it, or to the one with least real
-    time; of two with equally much, to one where no best effort has to leave. Assigns no more than fits."""
+    """Assigns as many requests as fit, the soonest due first. Each goes to the instance that expects it, or to the one
+    with the fewest RT requests. Among equals it prefers one that need not evict BE."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {

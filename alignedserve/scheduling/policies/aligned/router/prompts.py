@@ -1,13 +1,13 @@
-"""Which prompts start, in which order, and on which prefill instance. Pure.
+"""Decides which prompts start, in which order, and on which prefill instance. Pure.
 
-- **Order.** Each class goes by latest start: the smallest urgency goes first.
-- **Savable.** While more real time (RT) waits than can be in time, the prompts start that let most of it be in time, at
-  the pace at which prompts were seen to be computed.
-- **How much best effort (BE).** While RT comes and goes, less BE is computed the more of it is ready for decode
-  instances: where no BE prompt is computed, RT waits for none.
-- **Place.** RT waits at a prefill instance for earlier RT and for the end of an iteration with BE, however much BE
-  waits. So while RT comes and goes, BE is kept on as few instances as its windows of work allow: on the others RT waits
-  for no BE at all.
+- **Order.** Each class is ordered by latest start: the smallest urgency goes first.
+- **Savable.** When not all waiting real time (RT) can be in time, the router starts the prompts that let the most of it
+  be, at the measured pace of prompts.
+- **The share of best effort (BE).** With recent RT, fewer instances compute BE as more of it becomes ready for the
+  decode instances. RT never waits for BE where no BE prompt is computed.
+- **Place.** RT waits at a prefill instance for earlier RT, and for the end of an iteration with BE, however much BE
+  waits there. With recent RT, BE is therefore kept on as few instances as its windows of work allow. RT on the others
+  does not wait for BE at all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from alignedserve.scheduling.island import Island, PrefillView, Room, RoutedRequ
 from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.timing.deadlines import due_s, latest_start_s
 
-# Only the 256 most urgent prompts are considered: with the next ones the choice would take over a millisecond.
+# The number of prompts that are considered, most urgent first. With more the choice takes over a millisecond.
 MAX_CONSIDERED = 256
-# After every 16 measurements, those before count half as much.
+# The number of measurements after which all earlier ones count half.
 NUM_MEASURED = 16
-# A wait counts as at most this many times what was expected. A longer one means that instances stood still, not that
+# Clamp of a measured wait, as a multiple of the expected one. A longer wait means that instances stood still, not that
 # they are slow.
 MOST_OFF = 4.0
-# The number of best-effort requests that are ready, per slot of the decode instances.
+# The number of ready BE requests, per slot of the decode instances, at which no more BE prompts start.
 STOCK = 1.0
 
 # Returns the number of prompt tokens that the instance is expected to find in its prefix cache.
@@ -48,38 +48,41 @@ def urgency_of(request: RoutedRequest, island: Island) -> Urgency:
     start_s = latest_start_s(deadlines, number, needed_s, request.arrived_s)
     is_new = request.is_rt or not request.num_cached
     start_s += yields_s(request, island.now)
-    # An answer that was begun is not left for others.
+    # An answer that has begun does not give way to others.
     is_begun = number > 0 or not is_new
     return Urgency(is_new, start_s, due_s(deadlines, number) < math.inf and not is_begun)
 
 
 def yields_s(request: RoutedRequest, now: float) -> float:
-    """Returns the seconds by which best effort whose answer exceeded its predicted length goes behind others (ALISE):
-    until all of that will be forgiven. So it never waits for longer than others that come that much later."""
+    """Returns the seconds by which a BE request is ordered later because its answer exceeded its predicted length
+    (ALISE): the time until its demotion is forgiven. Only requests that arrive within that time overtake it."""
     return 0.0 if request.is_rt else request.demotion(now) * FORGIVEN_S
 
 
-# ---- real time that can be in time -----------------------------------------------------------------------------------
+# ---- RT that can be in time ------------------------------------------------------------------------------------------
 
 
 class Savable:
+    """Starts RT prompts, and measures their pace while others wait."""
+
     def __init__(self) -> None:
-        # How long the last prompts took, one after the other, while others waited; and how long they take alone.
+        # The seconds that recent prompts took one after the other, while others waited, and their predicted seconds
+        # alone.
         self._took_s = self._alone_s = 0.0
         self._count = 0
-        # When the window was last full while others waited; None: none has waited all the time since.
+        # When the window was last full while prompts waited; None if the queue was empty or refused since.
         self._full_s: float | None = None
-        # How long the prompts that started since then take alone, and how often the queue had been empty then.
+        # The predicted seconds alone of the prompts started since then, and `num_emptied` of the queue at that time.
         self._since_full_s, self._num_emptied = 0.0, 0
 
     @property
     def slowdown(self) -> float:
-        """How many times as long prompts take as they would alone, since decodes run beside them. Where several share
-        an iteration it is less, but all of them wait for its end."""
+        """Seconds that prompts take, as a multiple of those they would take alone: decodes run beside them. At
+        least 1. Prompts that share an iteration take less each, but all of them wait for its end."""
         return max(self._took_s / self._alone_s, 1.0) if self._alone_s else 1.0
 
     def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
-        """Starts prompts while there is room, and `least` of them however little there is."""
+        """Takes prompts from the queue while there is room, and at least `least` of them, and yields them."""
         queue, now = island.prefill_queue, island.now
         chosen: Iterator[RoutedRequest] | None = None
         is_full = False
@@ -91,7 +94,7 @@ class Savable:
                 if is_full:
                     break
                 soonest = queue.soonest(REAL_TIME, 1, now)
-                # A request without an objective, or a lost one, has its turn as the queue has it.
+                # Requests without an objective and lost ones keep the queue's order.
                 request = first
                 if soonest and soonest[0][0] is first:
                     chosen = iter(self._in_time(island)) if chosen is None else chosen
@@ -114,7 +117,8 @@ class Savable:
         self._full_s, self._since_full_s = None, 0.0
 
     def _measure(self, seconds: float, alone_s: float) -> None:
-        """Prompts that take `alone_s` had to be computed until those that take as long could start."""
+        """Adds a measurement: prompts of `alone_s` seconds of work could start within `seconds`, so that as much work
+        was completed in that time."""
         self._took_s += min(seconds, MOST_OFF * self.slowdown * alone_s)
         self._alone_s += alone_s
         self._count += 1
@@ -122,7 +126,7 @@ class Savable:
             self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
 
     def _in_time(self, island: Island) -> list[RoutedRequest]:
-        """Returns as many prompts as can be in time together, the first to start first."""
+        """Returns the largest set of prompts that can be in time together, the most urgent first."""
         waiting = island.prefill_queue.soonest(REAL_TIME, MAX_CONSIDERED, island.now)
         jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
         in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
@@ -134,7 +138,7 @@ class Savable:
         return [waiting[in_order[place]][0] for place in sorted(chosen)]
 
     def ahead_s(self, island: Island) -> float:
-        """Returns the seconds until the prompts that were started are computed."""
+        """Returns the seconds until all started RT prompts are computed."""
         num_tokens, _ = routing.ahead(island, True)
         most = island.cluster.prefills[0].hello.limits.max_num_batched_tokens
         alone_s = num_tokens * island.cluster.prefill_s(0, most) / most
@@ -142,13 +146,13 @@ class Savable:
 
 
 def most_in_time(jobs: Iterable[tuple[float, float]], begin_s: float) -> set[int]:
-    """Returns the numbers of the jobs to do; no other choice would let more of them end in time (Moore and Hodgson).
+    """Returns the indices of a largest set of jobs that all end in time (Moore and Hodgson).
 
-    Jobs are done one after the other from `begin_s` on. Each is given as (when it is due, its seconds), the soonest due
-    first. They are taken up in order; whenever one would end too late, the longest so far is left out.
+    Each job is a pair: when it is due, and how many seconds it takes. Jobs are sorted by due time, and run one after
+    the other from `begin_s` on. Adds them in order, and drops the longest so far whenever one would end too late.
     """
     ends_s = begin_s
-    # The longest is on top.
+    # Pairs of negated seconds and index: the longest job is on top.
     chosen: list[tuple[float, int]] = []
     for number, (end_by_s, seconds) in enumerate(jobs):
         heapq.heappush(chosen, (-seconds, number))
@@ -158,12 +162,12 @@ def most_in_time(jobs: Iterable[tuple[float, float]], begin_s: float) -> set[int
     return {number for _, number in chosen}
 
 
-# ---- best effort -----------------------------------------------------------------------------------------------------
+# ---- the share of BE -------------------------------------------------------------------------------------------------
 
 
 def share_for_best_effort(island: Island) -> float:
-    """Returns the share of the prefill instances that compute best effort: it is the smaller, the more decode instances
-    have to choose from, or will have."""
+    """Returns the share of the prefill instances that compute BE. It shrinks as more BE requests are ready for the
+    decode instances, or started; it is 0 from STOCK of them per slot on."""
     views = island.cluster.decodes
     most = STOCK * sum(view.hello.limits.max_num_seqs for view in views)
     num_there = sum(len(view.be_running) + len(view.be_promised) for view in views)
@@ -176,8 +180,8 @@ def share_for_best_effort(island: Island) -> float:
 
 
 def place_real_time(views: Sequence[PrefillView], num_known: NumKnown, is_colocated: bool) -> PrefillView:
-    """Returns the instance where the prompt waits least; among colocated ones that are equal in this, the one where
-    least decodes."""
+    """Returns the instance with the least work before the prompt. Among equal ones, takes the one with the least BE
+    queued; among colocated ones, then the one with the most free blocks."""
 
     def wait(view: PrefillView) -> tuple[int, int, int]:
         num_be = view.pending.sum(is_rt=False)
@@ -189,8 +193,8 @@ def place_real_time(views: Sequence[PrefillView], num_known: NumKnown, is_coloca
 
 
 def place_best_effort(views: Sequence[PrefillView], num_iterations: int) -> PrefillView:
-    """Each instance has a window of `num_iterations` iterations of work. One with room in its window takes more before
-    another begins."""
+    """Returns the instance for a BE prompt, so that as few instances as possible compute BE. Each has a window of
+    `num_iterations` iterations of BE work, and fills it before the next one begins."""
     ahead = [view.pending.sum(is_rt=False) for view in views]
 
     def place(number: int) -> tuple[bool, int]:
