@@ -21,8 +21,8 @@ PAGE = ROOT / "docs/architecture.md"
 
 # from above to below
 LAYERS = {
-    "commands": ("cli", "launch", "bench", "vopr", "sim", "demo"),
-    "front ends": ("gateway", "batch", "store", "lengths", "offline"),
+    "commands": ("cli", "launch", "bench", "vopr", "sim"),
+    "front ends": ("gateway", "batch", "store", "lengths", "offline", "demo"),
     "instances": ("prefill_worker", "decode_worker", "instance", "transport"),
     "decisions": ("router", "kvpool"),
     "policies": ("scheduling",),

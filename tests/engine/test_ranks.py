@@ -257,7 +257,7 @@ def test_what_another_rank_has_failed_at_is_said_here() -> None:
     with pytest.raises(ValueError, match="no compiler is there"):
         ours.expect(Kind.LOADED)
     theirs.send(Kind.READY)
-    with pytest.raises(RuntimeError, match="says READY, not LOADED"):
+    with pytest.raises(RuntimeError, match="sent READY, not LOADED"):
         ours.expect(Kind.LOADED)
     theirs.close()
     with pytest.raises(ChannelClosed):

@@ -121,6 +121,6 @@ def test_an_error_that_ends_the_start_is_an_object(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "alignedserve", "serve", "--log-format", "json"]
     options = ["--port", str(free_port("127.0.0.1")), "--api-key-file", str(tmp_path / "missing")]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = map(json.loads, done.stderr.splitlines())
-    assert line["message"].startswith("Error: api_key_file=") and line["level"] == "warning"
+    assert line["message"].startswith("Error: --api-key-file ") and line["level"] == "warning"

@@ -108,7 +108,7 @@ GPTQ, AWQ, FP8 = (FORMATS[name].config for name in ("gptq-4-128", "awq-128", "fp
         (GPTQ | {"bits": [4]}, "bits is .*; must be 4 or 8"),
         (GPTQ | {"group_size": 16}, "group_size is 16; must be -1, or a multiple of 32"),
         (GPTQ | {"group_size": None}, "group_size is missing; must be -1, or a multiple of 32"),
-        (GPTQ | {"desc_act": True}, "desc_act is True; must be false where group_size is not -1"),
+        (GPTQ | {"desc_act": True}, "desc_act is True; must be false if group_size is not -1"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; must be one of gptq, gptq_v2"),
         (GPTQ | {"dynamic": {r"+:.*down": {"bits": 8}}}, "dynamic is .*; must be absent"),
         (GPTQ | {"modules_in_block_to_quantize": [["q"]]}, "modules_in_block_to_quantize is .*; must be absent"),

@@ -93,7 +93,7 @@ def test_what_was_kept_as_inputs_is_shared_with_nobody(tiny_model: Directory) ->
         ({"policy": "apt"}, "hidden_cache: needs a cost_profile"),
         (
             {"policy": "apt", "cost_profile": "profile.json", "family": "qwen2"},
-            "hidden_cache: of this model's",
+            "hidden_cache: this model's",
         ),
     ],
     ids=str,

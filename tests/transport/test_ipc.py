@@ -115,7 +115,7 @@ def test_memory_of_one_process_alone_cannot_be_sent() -> None:
         filled_blocks(4, BLOCK_BYTES, SEED),
         filled_blocks(4, BLOCK_BYTES, SEED, "ipc")[1:],
     ):
-        with leaving_no_thread(), pytest.raises(RuntimeError, match="this process's own memory"):
+        with leaving_no_thread(), pytest.raises(RuntimeError, match="private memory"):
             KVSender("ipc", [blocks], staging_buffer, identity("prefill-0"))
 
 
