@@ -250,7 +250,8 @@ def test_adapters_are_looked_at_one_by_one(tmp_path: Path) -> None:
     assert of() == []
     assert of(("a", {}), ("b", {"r": 16})) == [ok("a, b: each fits the model")]
     (fits, other) = of(("c", {"base_model_name_or_path": "org/else"}))
-    assert fits.level == "ok" and other.level == "warn" and "names org/else as its base model, but the model is" in other.text
+    assert (fits.level, other.level) == ("ok", "warn")
+    assert "names org/else as its base model, but the model is" in other.text
     (wrong,) = of(("a", {}), ("d", {"r": 17}))
     assert wrong.level == "fail" and "d: its rank r is 17; must be at most" in wrong.text
 
