@@ -377,7 +377,8 @@ def test_what_is_kept_counts_as_it_is_written() -> None:
             f'{{"input": "x", "tools": [{{"type": "other", "junk": [{numbers}]}}]}}',
         ):
             response = await at.gateway.http.post("/v1/responses", content=given, headers=JSON)
-            assert response.status_code == 413 and "as it would be stored" in response.text, response.text[:1000]
+            assert response.status_code == 413, response.text[:1000]
+            assert "as it would be stored" in response.text, response.text[:1000]
 
     play(scenario)
 
