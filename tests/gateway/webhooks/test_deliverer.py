@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import httpcore
+import httpcore2
 import pytest
 import trustme
 from openai import InvalidWebhookSignatureError
@@ -222,7 +222,7 @@ def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
 
 def test_a_name_that_can_be_no_name_can_t_be_reached() -> None:
     """Python raises another error for it, which was taken for one of ours, and tried again for ever."""
-    with pytest.raises(httpcore.ConnectError, match="its name is not valid"):
+    with pytest.raises(httpcore2.ConnectError, match="its name is not valid"):
         asyncio.run(PublicNetwork(allows_private=True).connect_tcp("a" * 64 + ".example", 80))
 
 
