@@ -65,6 +65,8 @@ def test_the_last_stage_is_small_and_nobodys_root() -> None:
     steps = steps_of(stages, last)
     installed = " ".join(rest for instruction, rest in steps if instruction == "RUN")
     assert not re.search(r"\b(g\+\+|gcc|python3-dev|build-essential|pip)\b", installed)
+    # HTTPS needs them, for webhooks as well
+    assert re.search(r"\bca-certificates\b", installed)
     *_, user = [rest for instruction, rest in steps if instruction == "USER"]
     assert re.search(rf"useradd .*{user}\b", installed) and user != "root"
     assert said_last(steps, "ENTRYPOINT") == ["tini", "--", "alignedserve"]

@@ -42,7 +42,6 @@ class Deliverer:
         secrets: Sequence[bytes],
         counts: Counter[str],
         name: str,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`counts` counts attempts by outcome, and dropped deliveries. `name` is this gateway's name as a holder of
         leases, for people to read."""
@@ -53,7 +52,7 @@ class Deliverer:
         self._name = name
         # Follows no redirects, uses no proxies, keeps no connections.
         self._http = httpcore2.AsyncConnectionPool(
-            ssl_context=tls or httpx2.create_ssl_context(),
+            ssl_context=httpx2.create_ssl_context(),
             max_connections=MAX_AT_A_TIME,
             max_keepalive_connections=0,
             network_backend=PublicNetwork(config.allow_private),
