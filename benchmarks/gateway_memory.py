@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from redis.asyncio import Redis
 from tqdm import tqdm
 
@@ -80,7 +80,7 @@ def lines_of(count: int, num_bytes: int) -> Iterator[bytes]:
 
 @dataclass
 class Measured:
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
     pid: int
     redis: Redis
     # Shows the phase, and the number of answered lines.
@@ -144,7 +144,7 @@ class Measured:
             return sum([data.count(b"\n") async for data in response.aiter_bytes()])
 
 
-def _body(response: httpx.Response) -> dict[str, Any]:
+def _body(response: httpx2.Response) -> dict[str, Any]:
     response.raise_for_status()
     found: dict[str, Any] = response.json()
     return found
@@ -199,7 +199,7 @@ async def run(num_lines: int, num_bytes: int, tokens_per_s: float, files_at: str
         try:
             assert gateway.pid
             async with (
-                httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client,
+                httpx2.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client,
                 Redis.from_url(store_url) as redis,
             ):
                 await _until_up(client)
@@ -213,13 +213,13 @@ async def run(num_lines: int, num_bytes: int, tokens_per_s: float, files_at: str
                 process.join(10)
 
 
-async def _until_up(client: httpx.AsyncClient) -> None:
+async def _until_up(client: httpx2.AsyncClient) -> None:
     async with asyncio.timeout(START_S):
         while True:
             try:
                 if (await client.get("/health")).status_code == 200:
                     return
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 pass
             await asyncio.sleep(LOOK_S)
 

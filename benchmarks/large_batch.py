@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.demo.words import any_word
@@ -141,8 +141,8 @@ def make_metadata(num_bytes: int) -> dict[str, str]:
 
 class Run:
     def __init__(self, url: str, launcher: int, job: Job, report: Report) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=url, timeout=60.0, limits=httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(
+            base_url=url, timeout=60.0, limits=httpx2.Limits(max_keepalive_connections=0)
         )
         self._launcher, self._job, self._report = launcher, job, report
         self._before = self._memory()
@@ -211,10 +211,10 @@ class Run:
         counts = (await self._get(f"/v1/batches/{batch_id}")).json()["request_counts"]
         return float(counts["completed"] / self._report.num_lines)
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _get(self, path: str) -> httpx2.Response:
         """Retries while a process is being replaced."""
         while True:
-            with contextlib.suppress(httpx.TransportError):
+            with contextlib.suppress(httpx2.TransportError):
                 found = await self._http.get(path)
                 if found.status_code < 500:
                     return found.raise_for_status()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.cli.batch_client import own_server
 
@@ -46,7 +46,7 @@ def growing(count: int, dice: random.Random) -> Lines:
     return [line(number, 2 + 60 * number // count, dice) for number in range(count)]
 
 
-async def job(http: httpx.AsyncClient, lines: Lines) -> list[float]:
+async def job(http: httpx2.AsyncClient, lines: Lines) -> list[float]:
     """Returns the job's seconds, and the estimates' errors at each of SHARES."""
     content = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
     file = await _ok(http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}))
@@ -79,7 +79,7 @@ async def _ok(call: Any) -> Any:
     return answer.json()
 
 
-async def bursts(http: httpx.AsyncClient, dice: random.Random) -> None:
+async def bursts(http: httpx2.AsyncClient, dice: random.Random) -> None:
     """Alternates a few seconds with chats and a few without."""
     while True:
         for _ in range(20):
@@ -88,16 +88,16 @@ async def bursts(http: httpx.AsyncClient, dice: random.Random) -> None:
         await asyncio.sleep(5)
 
 
-async def alone(http: httpx.AsyncClient, count: int, make: Callable[[int, random.Random], Lines]) -> Any:
+async def alone(http: httpx2.AsyncClient, count: int, make: Callable[[int, random.Random], Lines]) -> Any:
     return [await job(http, make(count, random.Random(1)))]
 
 
-async def together(http: httpx.AsyncClient, count: int) -> Any:
+async def together(http: httpx2.AsyncClient, count: int) -> Any:
     sizes = (count, count // 2, count // 4)
     return await asyncio.gather(*(job(http, alike(size, random.Random(size))) for size in sizes))
 
 
-async def beside_chats(http: httpx.AsyncClient, count: int) -> Any:
+async def beside_chats(http: httpx2.AsyncClient, count: int) -> Any:
     chats = asyncio.create_task(bursts(http, random.Random(2)))
     try:
         return [await job(http, alike(count, random.Random(3)))]
@@ -105,7 +105,7 @@ async def beside_chats(http: httpx.AsyncClient, count: int) -> Any:
         chats.cancel()
 
 
-CASES: dict[str, Callable[[httpx.AsyncClient, int], Any]] = {
+CASES: dict[str, Callable[[httpx2.AsyncClient, int], Any]] = {
     "alone": lambda http, count: alone(http, count, alike),
     "growing": lambda http, count: alone(http, count, growing),
     "together": together,
@@ -115,7 +115,7 @@ CASES: dict[str, Callable[[httpx.AsyncClient, int], Any]] = {
 
 async def measure(url: str, count: int, only: str | None) -> dict[str, Any]:
     found = {}
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
         for name, case in CASES.items():
             if only in (None, name):
                 found[name] = await case(http, count)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 
 ENDPOINT = "/v1/chat/completions"
 # Status codes of servers that have no Files and Batches API.
@@ -30,7 +30,7 @@ class BestEffort(Protocol):
 
 
 async def start_best_effort(
-    http: httpx.AsyncClient, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
+    http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> tuple[BestEffort, bool]:
     """Starts the load, and returns it and whether it is a batch job. `concurrency`: open plain requests.
 
@@ -42,7 +42,7 @@ async def start_best_effort(
     return PlainRequests(http, url, bodies, concurrency), False
 
 
-async def _start_job(http: httpx.AsyncClient, url: str, bodies: Sequence[dict[str, Any]]) -> BatchJob | None:
+async def _start_job(http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[str, Any]]) -> BatchJob | None:
     """Returns None if the server has no batch API."""
     common = {"method": "POST", "url": ENDPOINT}
     lines = [{"custom_id": str(number), **common, "body": body} for number, body in enumerate(bodies)]
@@ -58,7 +58,7 @@ async def _start_job(http: httpx.AsyncClient, url: str, bodies: Sequence[dict[st
 
 
 class BatchJob:
-    def __init__(self, http: httpx.AsyncClient, url: str, batch_id: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, url: str, batch_id: str) -> None:
         self._http = http
         self._url = f"{url}/v1/batches/{batch_id}"
 
@@ -82,7 +82,7 @@ class PlainRequests:
     """Sends the lines as requests without a stream, a fixed number at a time."""
 
     def __init__(
-        self, http: httpx.AsyncClient, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
+        self, http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
     ) -> None:
         self._http = http
         self._url = url
@@ -109,11 +109,11 @@ class PlainRequests:
             try:
                 _checked(await self._http.post(f"{self._url}{ENDPOINT}", json=body))
                 self._num_done += 1
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx2.HTTPError, ValueError) as error:
                 self._error = str(error) or type(error).__name__
 
 
-def _checked(answer: httpx.Response) -> dict[str, Any]:
+def _checked(answer: httpx2.Response) -> dict[str, Any]:
     """Returns the answer's JSON. Raises ValueError if it is an error or no JSON object."""
     if answer.is_error:
         raise ValueError(f"{answer.url}: HTTP {answer.status_code}: {answer.text[:_MAX_ERROR_CHARS]}")

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.workload import Item
@@ -44,7 +44,7 @@ class Outcome:
 
 
 class Client:
-    def __init__(self, config: BenchConfig, http: httpx.AsyncClient, model: str) -> None:
+    def __init__(self, config: BenchConfig, http: httpx2.AsyncClient, model: str) -> None:
         self._config = config
         self._http = http
         self._model = model
@@ -86,7 +86,7 @@ class Client:
                 outcome.error = await self._stream(item, outcome)
         except TimeoutError:
             outcome.error = f"not complete after {self._config.request_timeout_s} s"
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             outcome.error = f"{type(error).__name__}: {error}"
         if outcome.error is None and item.answer is not None:
             outcome.is_right = outcome.text.strip() == item.answer
@@ -147,7 +147,7 @@ class Client:
         return None
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
     """Yields the data of server-sent events."""
     reader = EventReader()
     async for data in response.aiter_bytes():
@@ -155,11 +155,11 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
             yield event
 
 
-async def first_model(http: httpx.AsyncClient, url: str) -> str:
+async def first_model(http: httpx2.AsyncClient, url: str) -> str:
     """Returns the server's first model. Raises ValueError if there is no server or no model."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError) as error:
+    except (httpx2.HTTPError, ValueError, LookupError) as error:
         raise ValueError(f"{url}: lists no models ({type(error).__name__}: {error}); is it up?") from None

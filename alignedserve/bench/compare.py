@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 from tqdm import tqdm
 
 from alignedserve.bench.best_effort import BestEffort, start_best_effort
@@ -97,12 +97,12 @@ async def measure(config: CompareConfig, server: Server, make_bar: MakeBar) -> M
     async with http_client(config.request_timeout_s, server.api_key) as http:
         try:
             return await _measure(config, server, http, make_bar)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise ValueError(f"{server.url}: {error or type(error).__name__}") from None
 
 
 async def _measure(
-    config: CompareConfig, server: Server, http: httpx.AsyncClient, make_bar: MakeBar
+    config: CompareConfig, server: Server, http: httpx2.AsyncClient, make_bar: MakeBar
 ) -> Measured:
     model = config.model or await first_model(http, server.url)
     alone, beside = config.chat(server.url, _ALONE), config.chat(server.url, _BESIDE)
@@ -133,13 +133,13 @@ async def _measure(
 async def _stop(load: BestEffort) -> None:
     try:
         await load.stop()
-    except (httpx.HTTPError, ValueError):
+    except (httpx2.HTTPError, ValueError):
         # The measurement stands, or another error is on its way.
         return
 
 
 async def _chat(
-    config: BenchConfig, http: httpx.AsyncClient, model: str, title: str, make_bar: MakeBar
+    config: BenchConfig, http: httpx2.AsyncClient, model: str, title: str, make_bar: MakeBar
 ) -> tuple[list[Outcome], float]:
     items = make_workload(config)
     with make_bar(len(items), title) as bar:

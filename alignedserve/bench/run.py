@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from tqdm import tqdm
 
 from alignedserve.bench.client import Client, Outcome, first_model
@@ -45,12 +45,12 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def http_client(timeout_s: float, api_key: str | None) -> httpx.AsyncClient:
+def http_client(timeout_s: float, api_key: str | None) -> httpx2.AsyncClient:
     """Returns a client without a limit on connections: the load generator has its own."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-    return httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+    return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
 
 
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:

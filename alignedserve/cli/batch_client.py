@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-import httpx
+import httpx2
 
 from alignedserve.cli.http import away, http_client, refusal
 from alignedserve.cli.options import writing
@@ -33,7 +33,7 @@ _OVER = ("failed", "completed", "expired", "cancelled")
 
 
 class BatchClient:
-    def __init__(self, http: httpx.Client) -> None:
+    def __init__(self, http: httpx2.Client) -> None:
         self._http = http
 
     def submit(self, source: Path, endpoint: str | None, completion_window: str) -> Json:
@@ -101,14 +101,14 @@ class BatchClient:
                     answer.read()
                     raise _failure(answer)
                 return sum(file.write(piece) for piece in answer.iter_bytes())
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             reason = error or type(error).__name__
             raise click.ClickException(f"{path}: the download of {file_id} is incomplete: {reason}") from None
 
     def _ask(self, method: str, path: str, **options: Any) -> Json:
         try:
             answer = self._http.request(method, path, **options)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise ServerAway(away(self._http, error)) from None
         if answer.is_error:
             raise _failure(answer)
@@ -144,7 +144,7 @@ class ServerAway(click.ClickException):
     """The server can't be reached, perhaps only for a moment."""
 
 
-def _failure(answer: httpx.Response) -> click.ClickException:
+def _failure(answer: httpx2.Response) -> click.ClickException:
     return ServerAway(refusal(answer)) if answer.status_code == 503 else click.ClickException(refusal(answer))
 
 

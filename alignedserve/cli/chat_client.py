@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import httpx2
 
 from alignedserve.cli.http import away, refusal
 from alignedserve.protocol.sse import EventReader
@@ -46,7 +46,7 @@ class Answer:
 
 
 class ChatClient:
-    def __init__(self, http: httpx.Client, model: str, options: Json) -> None:
+    def __init__(self, http: httpx2.Client, model: str, options: Json) -> None:
         """`options` are the parameters of each request besides its messages."""
         self.model = model
         self._http = http
@@ -68,7 +68,7 @@ class ChatClient:
                         answer.first_s = answer.first_s or answer.last_s
                         answer.text += text
                         yield text
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise Refused(away(self._http, error)) from None
 
 
@@ -106,12 +106,12 @@ class Conversation:
         self._turns += [question, {"role": "assistant", "content": text}]
 
 
-def find_model(http: httpx.Client, name: str | None) -> str:
+def find_model(http: httpx2.Client, name: str | None) -> str:
     """Returns the named model or, without a name, the server's first one. Raises Refused if there is none."""
     path = "/v1/models" if name is None else f"/v1/models/{quote(name)}"
     try:
         response = http.get(path)
-    except httpx.TransportError as error:
+    except httpx2.TransportError as error:
         raise Refused(away(http, error)) from None
     if response.is_error:
         raise Refused(refusal(response))
@@ -121,7 +121,7 @@ def find_model(http: httpx.Client, name: str | None) -> str:
         raise Refused(f"{response.url}: lists no models; is it an OpenAI-compatible server?") from None
 
 
-def _events(response: httpx.Response) -> Iterator[Json]:
+def _events(response: httpx2.Response) -> Iterator[Json]:
     """Yields the events. Raises Refused if they end before the answer is complete."""
     reader = EventReader()
     for data in response.iter_bytes():

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 
 # Seconds that a server may take for one answer.
 TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 
-def http_client(url: str, api_key: str | None) -> httpx.Client:
+def http_client(url: str, api_key: str | None) -> httpx2.Client:
     """Returns a client. `url` may end with /v1. Raises ValueError for a malformed URL or key."""
     if api_key is not None and any(not "!" <= letter <= "~" for letter in api_key):
         raise ValueError("api_key: a key must consist of printable ASCII characters without spaces")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=_base_of(url), headers=headers, timeout=timeout)
+    timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    return httpx2.Client(base_url=_base_of(url), headers=headers, timeout=timeout)
 
 
-def refusal(answer: httpx.Response) -> str:
+def refusal(answer: httpx2.Response) -> str:
     """Returns why the server refused, in its own words if it sent any."""
     try:
         return str(answer.json()["error"]["message"])
@@ -26,18 +26,18 @@ def refusal(answer: httpx.Response) -> str:
         return f"{answer.url}: {answer.status_code} {answer.reason_phrase}"
 
 
-def away(http: httpx.Client, error: httpx.TransportError) -> str:
+def away(http: httpx2.Client, error: httpx2.TransportError) -> str:
     """Returns the message for a server that can't be reached."""
     url = str(http.base_url).rstrip("/")
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return f"{url}: no server answers there; `alignedserve serve` starts one, --url names another"
     return f"{url}: {error or type(error).__name__}"
 
 
 def _base_of(url: str) -> str:
     try:
-        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
-    except httpx.InvalidURL as error:
+        base = httpx2.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx2.InvalidURL as error:
         raise ValueError(f"url={url!r}: {error}") from None
     if base.scheme not in ("http", "https") or not base.host:
         raise ValueError(f"url={url!r}: must be like http://127.0.0.1:8000")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.http import refusal
@@ -95,7 +95,7 @@ def quantile(share: float, counts: list[tuple[float, float]]) -> float | None:
     return None
 
 
-def look(http: httpx.Client) -> Reading:
+def look(http: httpx2.Client) -> Reading:
     """Returns the server's current state. Raises Away."""
     try:
         health = http.get("/health").json()
@@ -109,7 +109,7 @@ def look(http: httpx.Client) -> Reading:
             [*map(_process, cluster.json()["processes"])] if cluster.is_success else [],
             [*map(_job, jobs.json()["data"])] if jobs.is_success else None,
         )
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise Away(str(error) or type(error).__name__) from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise Away("the server is not AlignedServe") from None
@@ -147,7 +147,7 @@ def _finite(found: float) -> float:
     return float(found)
 
 
-def _asked(http: httpx.Client, path: str) -> httpx.Response:
+def _asked(http: httpx2.Client, path: str) -> httpx2.Response:
     answer = http.get(path)
     if answer.is_error:
         raise Away(refusal(answer))

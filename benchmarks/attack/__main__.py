@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.launch.ports import free_port
 from benchmarks.attack.attacks import Attack, all_attacks
@@ -79,11 +79,11 @@ class Session:
         self._settle()
         return finding, measured
 
-    def _get(self, path: str) -> httpx.Response | None:
+    def _get(self, path: str) -> httpx2.Response | None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            return httpx.get(self.target.url + path, headers=headers, timeout=10)
-        except httpx.HTTPError:
+            return httpx2.get(self.target.url + path, headers=headers, timeout=10)
+        except httpx2.HTTPError:
             return None
 
     def _status(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-import httpx
+import httpx2
 
 from benchmarks.attack.target import Finding, Target
 
@@ -28,7 +28,7 @@ async def _refused(
 ) -> Finding:
     """Checks that each body gets this status and a short answer."""
     answers = []
-    async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=60) as http:
         for path, body in bodies:
             answers.append(await http.post(path, content=body.encode(), headers=JSON))
     statuses = sorted({answer.status_code for answer in answers})

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.target import Finding, Target
 
@@ -39,7 +39,7 @@ async def attack_unread_chats(target: Target) -> Finding:
 async def attack_many_embeddings(target: Target) -> Finding:
     """Makes 8 real-time calls with 2,048 texts each."""
     body = {"input": [f"text number {number}" for number in range(NUM_INPUTS)]}
-    async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=60) as http:
         begun_s = time.monotonic()
         calls = [asyncio.create_task(http.post(EMBEDDINGS, json=body)) for _ in range(NUM_CALLS)]
         done, left = await asyncio.wait(calls, timeout=9.0)
@@ -55,7 +55,7 @@ async def attack_many_embeddings(target: Target) -> Finding:
 async def attack_background_cancelled(target: Target) -> Finding:
     """Creates 150 background responses, cancels them all at once, and then deletes them all."""
     body = {"input": "x", "background": True, "max_output_tokens": 500, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=60) as http:
         made = await asyncio.gather(*(http.post(RESPONSES, json=body) for _ in range(150)))
         ids = [each.json()["id"] for each in made if each.status_code == 200]
         cancelled = await asyncio.gather(*(http.post(f"{RESPONSES}/{each}/cancel") for each in ids))
@@ -84,7 +84,7 @@ async def _unread(target: Target, path: str, body: dict[str, Any], name: str) ->
     await asyncio.sleep(ATTACK_S)
     for _, writer in pipes:
         writer.transport.abort()
-    async with httpx.AsyncClient(base_url=target.url, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=30) as http:
         answer = await http.post(CHAT, json={"messages": [USER], "max_tokens": 2})
         took_s = time.monotonic() - begun_s - ATTACK_S
     detail = f"{NUM_STREAMS} streams; a chat after they were hung up: {answer.status_code} in {took_s:.2f} s"

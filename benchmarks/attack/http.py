@@ -11,7 +11,7 @@ import resource
 import socket
 from collections.abc import Iterable
 
-import httpx
+import httpx2
 
 from benchmarks.attack.target import Finding, Target
 
@@ -123,7 +123,7 @@ async def attack_foreign_pages(target: Target) -> Finding:
     """Sends requests as a browser would for a page that maps its own host name to this server's address, or submits a
     form."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", b"{}")}
-    async with httpx.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
         rebound = {"Host": f"evil.example:{target.port}"}
         found = {
             "list files": await http.get("/v1/files", headers=rebound),
@@ -144,7 +144,7 @@ async def attack_foreign_pages(target: Target) -> Finding:
 async def attack_deleted_download(target: Target) -> Finding:
     """Deletes a file during a download. The client must notice that the download is incomplete."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", os.urandom(FILE_BYTES))}
-    async with httpx.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
         path = f"/v1/files/{(await http.post('/v1/files', files=form)).json()['id']}"
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=4096)
         writer.write(f"GET {path}/content HTTP/1.1\r\nHost: {target.host}\r\n\r\n".encode())

@@ -8,7 +8,7 @@ import json
 import time
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.answers import SLOW_PROPERTIES
 from benchmarks.attack.target import KEYS, Finding, Target
@@ -21,9 +21,9 @@ ATTACKER, VICTIM = KEYS
 MAX_WAIT_S = 3.0
 
 
-def _client(target: Target, key: str | None) -> httpx.AsyncClient:
+def _client(target: Target, key: str | None) -> httpx2.AsyncClient:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=target.url, timeout=60, headers=headers)
+    return httpx2.AsyncClient(base_url=target.url, timeout=60, headers=headers)
 
 
 async def attack_without_a_key(target: Target) -> Finding:
@@ -92,7 +92,7 @@ async def attack_anothers_prompt(target: Target) -> Finding:
     """The number of cached tokens doesn't reveal whether another client has sent the same prompt."""
     prompt = "A letter that nobody else has read. " * 40
 
-    async def num_cached(http: httpx.AsyncClient) -> int:
+    async def num_cached(http: httpx2.AsyncClient) -> int:
         answer = await http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
         details: dict[str, Any] = answer.json()["usage"].get("prompt_tokens_details") or {}
         return int(details.get("cached_tokens") or 0)
@@ -182,7 +182,7 @@ async def attack_memory_for_bodies(target: Target) -> Finding:
     return Finding("a key's bodies that never end", held, f"{answer.status_code} after {took_s:.2f} s")
 
 
-async def _ended(going_on: list[asyncio.Task[httpx.Response]]) -> int:
+async def _ended(going_on: list[asyncio.Task[httpx2.Response]]) -> int:
     """Returns how many were not answered yet."""
     num_left = sum(not each.done() for each in going_on)
     for each in going_on:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.target import Finding, Target
 
@@ -79,12 +79,12 @@ def _body(target: Target, **more: Any) -> dict[str, Any]:
     return {"model": target.model, "prompt": "Count from 1 to 9.", "max_tokens": 16} | more
 
 
-def _client(target: Target) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=target.url, timeout=20, limits=httpx.Limits(max_connections=None))
+def _client(target: Target) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=target.url, timeout=20, limits=httpx2.Limits(max_connections=None))
 
 
 async def _ask_on(
-    http: httpx.AsyncClient, body: dict[str, Any], seconds: float = ATTACK_S
+    http: httpx2.AsyncClient, body: dict[str, Any], seconds: float = ATTACK_S
 ) -> tuple[list[float], Counter[int]]:
     """Makes one call after the other. Returns how long each took, and their statuses."""
     times: list[float] = []

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.target import Finding, Target
 
@@ -93,7 +93,7 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
         return Finding(name, held, f"files {quick}, chat {chat}, back after {took_s:.1f} s")
 
 
-async def _while_it_hangs(client: httpx.AsyncClient, target: Target) -> tuple[int, int]:
+async def _while_it_hangs(client: httpx2.AsyncClient, target: Target) -> tuple[int, int]:
     """Returns the status of a file request and a chat while Redis hangs."""
     # The first request waits.
     first = asyncio.create_task(client.get("/v1/files"))
@@ -108,8 +108,8 @@ _JSON = {"Content-Type": "application/json"}
 
 
 @contextlib.asynccontextmanager
-async def _client(target: Target) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=target.url, timeout=3 * LIMIT_S) as client:
+async def _client(target: Target) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=3 * LIMIT_S) as client:
         yield client
 
 
@@ -123,25 +123,25 @@ def _line(custom_id: bytes, body: bytes) -> bytes:
     return head + ENDPOINT.encode() + b'", "body": ' + body + b"}\n"
 
 
-async def _upload(client: httpx.AsyncClient, content: bytes) -> str:
+async def _upload(client: httpx2.AsyncClient, content: bytes) -> str:
     form = {"purpose": (None, b"batch"), "file": ("in.jsonl", content)}
     answer = await client.post("/v1/files", files=form)
     answer.raise_for_status()
     return str(answer.json()["id"])
 
 
-async def _post_batch(client: httpx.AsyncClient, file_id: str) -> httpx.Response:
+async def _post_batch(client: httpx2.AsyncClient, file_id: str) -> httpx2.Response:
     asked = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "1h"}
     return await client.post("/v1/batches", json=asked)
 
 
-async def _submit(client: httpx.AsyncClient, file_id: str) -> str:
+async def _submit(client: httpx2.AsyncClient, file_id: str) -> str:
     answer = await _post_batch(client, file_id)
     answer.raise_for_status()
     return str(answer.json()["id"])
 
 
-async def _until_over(client: httpx.AsyncClient, batch_id: str, limit_s: float) -> dict[str, Any]:
+async def _until_over(client: httpx2.AsyncClient, batch_id: str, limit_s: float) -> dict[str, Any]:
     """Returns the batch's last state, final or not."""
     give_up_s = time.monotonic() + limit_s
     while True:
@@ -151,8 +151,8 @@ async def _until_over(client: httpx.AsyncClient, batch_id: str, limit_s: float) 
         await asyncio.sleep(0.1)
 
 
-async def _some_at_a_time(calls: Sequence[Awaitable[httpx.Response]]) -> list[httpx.Response]:
-    found: list[httpx.Response] = []
+async def _some_at_a_time(calls: Sequence[Awaitable[httpx2.Response]]) -> list[httpx2.Response]:
+    found: list[httpx2.Response] = []
     for start in range(0, len(calls), 20):
         found += await asyncio.gather(*calls[start : start + 20])
     return found

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.verdict import Watched
 
@@ -53,7 +53,7 @@ class Eyes:
 
 class Victim:
     def __init__(self, url: str, key: str | None) -> None:
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=url, timeout=TIMEOUT_S, headers={"Authorization": f"Bearer {key}"} if key else {}
         )
         self._eyes = Eyes()
@@ -93,7 +93,7 @@ class Victim:
                 said = await self._answer()
                 if said != self._expected:
                     self._eyes.wrong.append(f"a stream said {said[-60:]!r} at its end")
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx2.HTTPError, ValueError) as error:
                 self._eyes.wrong.append(f"a stream broke: {type(error).__name__} {error}"[:300])
                 await asyncio.sleep(0.2)
 
@@ -124,7 +124,7 @@ class Victim:
             status = 0
             try:
                 status = (await self._http.get("/health")).status_code
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 await asyncio.sleep(POLL_S)
             self._eyes.num_unwell += status != 200
             took_s = time.monotonic() - self._waiting_since["health"]

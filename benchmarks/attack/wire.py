@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
 from benchmarks.attack.surface import reached, surface_of, tcp_ports
@@ -69,7 +69,7 @@ async def attack_router_s_place(target: Target) -> Finding:
     name = "who takes the dead router's place learns nothing, and the server is whole again"
     if not IS_POSSIBLE:
         return Finding(name, True, _NOT_RUN)
-    async with httpx.AsyncClient(base_url=target.url, timeout=10) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=10) as http:
         before = await _processes(http)
         router = next(each for each in before if each["role"] == "router")
         ports, secret = tcp_ports([router["pid"]]), _ray_token(router["pid"])
@@ -104,12 +104,12 @@ async def _ask(port: int, said: bytes) -> tuple[int, bytes]:
     return port, answer
 
 
-async def _processes(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+async def _processes(http: httpx2.AsyncClient) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (await http.get("/v1/cluster")).json().get("processes", [])
     return found
 
 
-async def _until_whole(http: httpx.AsyncClient, num_processes: int, killed: int) -> bool:
+async def _until_whole(http: httpx2.AsyncClient, num_processes: int, killed: int) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_RECOVER_S):
             while True:

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from alignedserve.launch.ports import free_port
 
@@ -86,16 +86,16 @@ def _until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> No
     deadline_s = time.monotonic() + READY_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
-            if httpx.get(f"{url}/health").json().get("status") == "ok":
+            if httpx2.get(f"{url}/health").json().get("status") == "ok":
                 return
-        except (httpx.TransportError, ValueError):
+        except (httpx2.TransportError, ValueError):
             pass  # The server does not answer yet.
         time.sleep(0.2)
     raise SystemExit(f"the server has not started:\n{said.read_text()}")
 
 
 class Client:
-    def __init__(self, http: httpx.AsyncClient, model: str, dice: random.Random, num_tokens: int) -> None:
+    def __init__(self, http: httpx2.AsyncClient, model: str, dice: random.Random, num_tokens: int) -> None:
         self._http = http
         self._model = model
         self._dice = dice
@@ -126,7 +126,7 @@ class Client:
 
 
 async def measure(url: str, args: argparse.Namespace, name: str) -> Round:
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
         client = Client(http, model, random.Random(args.seed), args.prompt_tokens)
         others = [asyncio.create_task(client.keep_asking()) for _ in range(args.best_effort)]
@@ -151,7 +151,7 @@ async def measure(url: str, args: argparse.Namespace, name: str) -> Round:
     )
 
 
-async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
+async def _metrics(http: httpx2.AsyncClient) -> dict[str, float]:
     """Returns the bytes of all copies by kind, and the number of requests that were handed over."""
     await asyncio.sleep(0.5)  # By then, the last copies are in a report.
     text = (await http.get("/metrics")).text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 
 from benchmarks.rt_with_be import peer, served
 from benchmarks.rt_with_be.traffic import OVER, Job
@@ -67,7 +67,7 @@ class Ours:
     def __init__(self, at: served.Served) -> None:
         self.url = at.url
         self._at = at
-        self._http = httpx.Client(base_url=at.url, timeout=60)
+        self._http = httpx2.Client(base_url=at.url, timeout=60)
         self._jobs: dict[str, Job] = {}
 
     def start(self, lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

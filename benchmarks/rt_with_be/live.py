@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from alignedserve.bench.client import Outcome
 from alignedserve.router.eventlog import replay
@@ -200,7 +200,7 @@ def tried(head: Row, rows: Iterator[Row]) -> Iterator[Row]:
     try:
         for row in rows:
             yield head | row
-    except (RuntimeError, KeyError, httpx.HTTPError) as error:
+    except (RuntimeError, KeyError, httpx2.HTTPError) as error:
         yield head | {"error": f"{type(error).__name__}: {error}"}
 
 

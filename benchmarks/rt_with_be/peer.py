@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.bench.client import Client, Outcome
 from alignedserve.bench.workload import Item
@@ -75,7 +75,7 @@ def serving(python: Path, scheduling: str) -> Iterator[Peer]:
 class Peer:
     def __init__(self, url: str, scheduling: str, state: Path) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=60)
+        self._http = httpx2.Client(base_url=url, timeout=60)
         self._has_priorities = scheduling == "priority"
         self._state = state
         self._jobs: list[KeptOpen] = []

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 
 from alignedserve.bench.client import Outcome
 from alignedserve.bench.workload import Item
@@ -82,7 +82,7 @@ class Server(Protocol):
 class Served:
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=60)
+        self._http = httpx2.Client(base_url=url, timeout=60)
 
     def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
         ms = [f"{value * 1e3:g}" for value in slo_s or ()]

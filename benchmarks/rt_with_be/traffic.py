@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.bench.client import Client, Outcome
 from alignedserve.bench.config import BenchConfig
@@ -67,8 +67,8 @@ async def _ask(
     url: str, items: Sequence[Item], headers: Mapping[str, str], client: type[Client]
 ) -> tuple[list[Outcome], float]:
     config = BenchConfig(base_url=url, backend="openai-chat", temperature=0.0)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=None) as http:
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as http:
         await http.get(url + "/health")
         return await client(config, http, MODEL).run(items)
 
@@ -94,7 +94,7 @@ def lines(count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
 
 
 class Job:
-    def __init__(self, http: httpx.Client, asked: Mapping[str, dict[str, Any]], window: str = "24h") -> None:
+    def __init__(self, http: httpx2.Client, asked: Mapping[str, dict[str, Any]], window: str = "24h") -> None:
         self._http = http
         content = "\n".join(
             json.dumps({"custom_id": name, "method": "POST", "url": ENDPOINT, "body": body})

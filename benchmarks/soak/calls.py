@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.soak.faults import FaultLog
 from benchmarks.soak.tally import Tally
@@ -23,22 +23,22 @@ class Unexcused(Exception):
 class Calls:
     def __init__(self, url: str, faults: FaultLog, tally: Tally) -> None:
         # One connection per call, because a kept one may belong to a gateway that has died.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(base_url=url, timeout=ASK_S, limits=limits)
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(base_url=url, timeout=ASK_S, limits=limits)
         self._faults = faults
         self._tally = tally
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def call(self, method: str, path: str, **what: Any) -> httpx.Response:
+    async def call(self, method: str, path: str, **what: Any) -> httpx2.Response:
         """Returns any answer that is not a temporary error. Raises Unexcused."""
         give_up_s = time.monotonic() + CALL_S
         while time.monotonic() < give_up_s:
             begin_s = time.monotonic()
             try:
                 response = await self._http.request(method, path, **what)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 if not self._faults.excuses_lost(begin_s, time.monotonic()):
                     raise Unexcused(
                         f"{method} {path}: {type(error).__name__} {error} while its gateway lived"

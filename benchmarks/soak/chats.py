@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import httpx
+import httpx2
 
 from alignedserve.protocol.sse import EventReader
 from benchmarks.soak.faults import FaultLog
@@ -86,7 +86,7 @@ class Chatter:
                 status = await self._listen(body, manner, transcript)
         except TimeoutError:
             status = None if manner == "leaves at some time" else 0
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             self._at.tally.count_broken(error)
             return self._lost(begin_s, number, f"{type(error).__name__} {error}", transcript)
         except (ValueError, LookupError) as error:
@@ -95,11 +95,11 @@ class Chatter:
 
     async def _listen(self, body: dict[str, object], manner: Manner, transcript: Transcript) -> int | None:
         """Returns the status, or that of an error in the stream; None if the client has disconnected. Raises
-        httpx.TransportError."""
+        httpx2.TransportError."""
         most = self._dice.randrange(1, 40) if manner == "leaves in the middle" else None
         num_pieces = 0
         async with (
-            httpx.AsyncClient(transport=_transport(manner), timeout=None) as http,
+            httpx2.AsyncClient(transport=_transport(manner), timeout=None) as http,
             http.stream("POST", self._at.url + PATH, json=body) as response,
         ):
             if response.status_code != 200:
@@ -153,14 +153,14 @@ class Chatter:
         return "wrong"
 
 
-def _transport(manner: Manner) -> httpx.AsyncHTTPTransport:
+def _transport(manner: Manner) -> httpx2.AsyncHTTPTransport:
     """Uses one connection per call, because a kept one may belong to a gateway that has died."""
     if manner != "reads slowly":
-        return httpx.AsyncHTTPTransport()
-    return httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES)])
+        return httpx2.AsyncHTTPTransport()
+    return httpx2.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES)])
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
     reader = EventReader()
     async for data in response.aiter_bytes():
         for event in reader.feed(data):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-import httpx
+import httpx2
 
 from benchmarks.footprint import Footprint
 from benchmarks.soak.victims import segments_beside
@@ -21,13 +21,13 @@ _OPEN = tuple(
 async def left_of_requests(url: str, footprint: Footprint) -> str:
     """Returns what is still present after a while; empty if nothing is."""
     give_up_s = time.monotonic() + IDLE_S
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=30) as http:
         while (left := await _left(http, footprint)) and time.monotonic() < give_up_s:
             await asyncio.sleep(_LOOK_S)
     return left
 
 
-async def _left(http: httpx.AsyncClient, footprint: Footprint) -> str:
+async def _left(http: httpx2.AsyncClient, footprint: Footprint) -> str:
     cluster = (await http.get("/v1/cluster")).json()
     used = {
         each["instance_id"]: each["blocks"]["used"]

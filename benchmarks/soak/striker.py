@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.soak.plan import Episode, Strike
 from benchmarks.soak.victims import Process, processes_of
@@ -26,7 +26,7 @@ class NotWhole(Exception):
 class Striker:
     def __init__(self, launcher: int, url: str, instance_ids: Collection[str]) -> None:
         self._launcher = launcher
-        self._http = httpx.AsyncClient(base_url=url, timeout=10.0, limits=httpx.Limits(max_connections=4))
+        self._http = httpx2.AsyncClient(base_url=url, timeout=10.0, limits=httpx2.Limits(max_connections=4))
         self._instance_ids = set(instance_ids)
         self._killed: set[Process] = set()
         self._stopped: set[Process] = set()
@@ -93,7 +93,7 @@ class Striker:
             return self._of_cluster(await self._json("/v1/cluster")) or self._of_health(
                 await self._json("/health"), await self._http.get("/v1/files", params={"limit": 1})
             )
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx2.HTTPError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
     def _of_cluster(self, cluster: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class Striker:
         return ""
 
     @staticmethod
-    def _of_health(health: dict[str, Any], files: httpx.Response) -> str:
+    def _of_health(health: dict[str, Any], files: httpx2.Response) -> str:
         if health.get("status") != "ok":
             return f"/health says {health}"
         return "" if files.status_code == 200 else f"/v1/files answers {files.status_code}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Tally:
     num_given_up: int = 0
     wrong: list[str] = field(default_factory=list)
 
-    def count_broken(self, error: httpx.TransportError) -> None:
-        if isinstance(error, httpx.ConnectError):
+    def count_broken(self, error: httpx2.TransportError) -> None:
+        if isinstance(error, httpx2.ConnectError):
             self.num_refused += 1
         else:
             self.num_lost += 1

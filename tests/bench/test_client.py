@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from click.testing import CliRunner
 
@@ -32,7 +32,7 @@ def item(due_s: float = 0.0, tier: str = "rt", answer: str | None = None) -> Ite
 
 async def ask(url: str, items: list[Item], **options: Any) -> list[Outcome]:
     config = BenchConfig(base_url=url, backend="openai-chat", **options)
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False) as http:
         outcomes, _ = await Client(config, http, "demo").run(items)
     return outcomes
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from click.testing import CliRunner
 
@@ -173,16 +173,16 @@ class Refusing:
     def __init__(self) -> None:
         self.num = 0
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path != ENDPOINT:
-            return httpx.Response(404)
+            return httpx2.Response(404)
         self.num += 1
-        return httpx.Response(200, json={}) if self.num == 1 else httpx.Response(429, text="too many")
+        return httpx2.Response(200, json={}) if self.num == 1 else httpx2.Response(429, text="too many")
 
 
 def test_lines_that_are_refused_are_used_up_as_well() -> None:
     async def scenario() -> None:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(Refusing())) as http:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(Refusing())) as http:
             load, has_batch_api = await start_best_effort(http, "http://host", [{}] * 9, concurrency=2)
             assert not has_batch_api and await load.is_going_on()
             while await load.is_going_on():

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -249,7 +249,7 @@ def test_lines_are_counted_when_they_are_written_and_one_that_failed_is_said() -
 
 
 def test_a_piece_of_several_tokens_has_each_of_them_at_its_time() -> None:
-    client = peer.TokenCounting(BenchConfig(), httpx.AsyncClient(), "demo")
+    client = peer.TokenCounting(BenchConfig(), httpx2.AsyncClient(), "demo")
     seen = Outcome("rt", 0.0)
     for text, num_tokens in (("", 0), ("1", 1), (", 2, 3", 4), ("", 5)):
         usage = {"prompt_tokens": 3, "completion_tokens": num_tokens}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.cli.top_reading import Away, History, Reading, Tier, look, quantile
@@ -155,7 +155,7 @@ def test_what_is_no_answer_of_this_server_is_told_in_a_line(path: str, body: Any
     }
     answers[path] = body
     no_answer = pytest.raises(Away, match="the server is not AlignedServe")
-    with answering(answers) as url, httpx.Client(base_url=url) as http, no_answer:
+    with answering(answers) as url, httpx2.Client(base_url=url) as http, no_answer:
         look(http)
 
 

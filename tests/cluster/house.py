@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.types import InstanceId
@@ -34,7 +34,7 @@ class House:
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         port = processes.configs[GATEWAY].http.port
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
     async def have(self, *instances: InstanceId) -> None:
         """Waits until these instances and everything else needed are up, and no others."""
@@ -71,7 +71,7 @@ class House:
 
     async def _ask(self, body: dict[str, Any]) -> None:
         async with (
-            httpx.AsyncClient(base_url=self.http.base_url, timeout=PATIENCE_S) as client,
+            httpx2.AsyncClient(base_url=self.http.base_url, timeout=PATIENCE_S) as client,
             client.stream("POST", "/v1/completions", json=body) as response,
         ):
             async for line in response.aiter_lines():
@@ -89,7 +89,7 @@ class House:
         """Returns None while the gateway or the router is not up yet."""
         try:
             answer = await self.http.get("/v1/cluster")
-        except httpx.ConnectError:
+        except httpx2.ConnectError:
             return None
         found: dict[str, Any] = answer.json()
         return found if answer.status_code == 200 else None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.cli.main import cli
@@ -65,6 +65,8 @@ def test_the_last_stage_is_small_and_nobodys_root() -> None:
     steps = steps_of(stages, last)
     installed = " ".join(rest for instruction, rest in steps if instruction == "RUN")
     assert not re.search(r"\b(g\+\+|gcc|python3-dev|build-essential|pip)\b", installed)
+    # HTTPS needs them, for webhooks as well
+    assert re.search(r"\bca-certificates\b", installed)
     *_, user = [rest for instruction, rest in steps if instruction == "USER"]
     assert re.search(rf"useradd .*{user}\b", installed) and user != "root"
     assert said_last(steps, "ENTRYPOINT") == ["tini", "--", "alignedserve"]
@@ -148,9 +150,9 @@ def until_healthy(outside: subprocess.Popen[bytes], port: int, log: Path) -> Non
     while time.monotonic() < end_s:
         assert outside.poll() is None, log.read_text()
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+            if httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200:
                 return
-        except httpx.TransportError:
+        except httpx2.TransportError:
             # it does not listen yet
             time.sleep(0.2)
     raise AssertionError(f"it did not start in {START_S:g} s:\n{log.read_text()}")
@@ -180,8 +182,8 @@ def test_its_steps_make_a_server_that_answers(tmp_path: Path) -> None:
     with running(root, port, tmp_path / "log") as first:
         asked = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 8}
         url = f"http://127.0.0.1:{port}/v1"
-        model = httpx.get(f"{url}/models").json()["data"][0]["id"]
-        answer = httpx.post(f"{url}/chat/completions", json={"model": model, **asked}, timeout=60.0)
+        model = httpx2.get(f"{url}/models").json()["data"][0]["id"]
+        answer = httpx2.post(f"{url}/chat/completions", json={"model": model, **asked}, timeout=60.0)
         assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]
         stages, last = last_stage()
         check = [word.replace("8000", str(port)) for word in said_last(steps_of(stages, last), "HEALTHCHECK")]

@@ -53,7 +53,7 @@ class Cluster:
         """What the gateway on this host says; None if there is none."""
         process = self.popen(
             number,
-            *(sys.executable, "-c", f"import httpx; print(httpx.get('{URL}{path}', timeout=30).text)"),
+            *(sys.executable, "-c", f"import httpx2; print(httpx2.get('{URL}{path}', timeout=30).text)"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import httpx
+import httpx2
 import openai
 from openai.types import Batch, FileObject
 
@@ -34,7 +34,7 @@ QUICK = BatchConfig(lease_s=0.5, look_s=0.1, retry_s=0.01, max_retry_s=0.05)
 @dataclass
 class Gateway:
     client: openai.AsyncOpenAI
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     process: GatewayProcess
 
     async def upload(self, lines: Sequence[Any] | bytes, name: str = "in.jsonl") -> FileObject:
@@ -98,7 +98,7 @@ async def gateway_on(
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-            httpx.AsyncClient(base_url=url, timeout=20) as http,
+            httpx2.AsyncClient(base_url=url, timeout=20) as http,
         ):
             yield Gateway(client, http, process)
         process.stop()

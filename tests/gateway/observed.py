@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.scripted import ScriptedRouter
@@ -18,7 +18,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "How far?"}]}
 
 @dataclass
 class Observed(Served):
-    async def chat(self, headers: dict[str, str] | None = None, **options: Any) -> httpx.Response:
+    async def chat(self, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
         return await self.http.post("/v1/chat/completions", json=BODY | options, headers=headers)
 
     async def metrics(self) -> dict[str, float]:

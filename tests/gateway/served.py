@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from alignedserve import demo
@@ -41,11 +41,11 @@ class QuickGateway(GatewayProcess):
 class Served:
     router: ScriptedRouter
     client: openai.AsyncOpenAI
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     router_port: int
     process: GatewayProcess
 
-    async def post(self, path: str, body: Any) -> httpx.Response:
+    async def post(self, path: str, body: Any) -> httpx2.Response:
         return await self.http.post(path, json=body)
 
 
@@ -87,7 +87,7 @@ async def served_by(
         try:
             async with (
                 openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-                httpx.AsyncClient(base_url=url, timeout=20) as http,
+                httpx2.AsyncClient(base_url=url, timeout=20) as http,
             ):
                 found = Served(routers[0], client, http, ports[0], process)
                 yield found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 from fastapi import FastAPI
@@ -115,7 +115,7 @@ def routes_of(app: FastAPI) -> Iterator[tuple[str, str]]:
 class Trying:
     """Calls routes, and checks what is decoded meanwhile."""
 
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     decoded: Decoded
     tried: set[tuple[str, str]] = field(default_factory=set)
 

@@ -8,7 +8,7 @@ import time
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -180,7 +180,7 @@ def test_a_stop_string_ends_the_text_and_the_work(is_stream: bool) -> None:
     play(scenario)
 
 
-def texts_of(response: httpx.Response, is_stream: bool) -> str:
+def texts_of(response: httpx2.Response, is_stream: bool) -> str:
     if not is_stream:
         text: str = response.json()["choices"][0]["text"]
         return text

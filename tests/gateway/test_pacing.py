@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE
@@ -178,7 +178,7 @@ def test_what_has_not_left_when_its_client_leaves_never_does() -> None:
     async def scenario() -> None:
         router = SlowRouter()
         async with served(router) as at:
-            with pytest.raises(httpx.ReadTimeout):
+            with pytest.raises(httpx2.ReadTimeout):
                 await at.http.post("/v1/completions", json=FLEX, timeout=0.5)
             (island,) = at.process._islands._islands.values()
             while island.num_open:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from alignedserve import LLM, SamplingParams, demo
@@ -55,7 +55,7 @@ def until(
         if batch and is_so(batch):
             return batch
         time.sleep(ASK_S)
-    cluster = httpx.get(f"{client.base_url}cluster", timeout=START_S).text
+    cluster = httpx2.get(f"{client.base_url}cluster", timeout=START_S).text
     raise AssertionError(f"the batch does not get so far: {batch}\n{cluster}")
 
 

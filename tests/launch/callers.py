@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import httpx
+import httpx2
 
 from tests.launch.server import NO_TLS, START_S
 
@@ -30,16 +30,16 @@ class Callers:
 
     def _call(self, url: str, is_kept: bool) -> None:
         body = {"model": "demo", "prompt": "Count from 1 to 4.", "max_tokens": 4, "temperature": 0}
-        client = httpx.Client(timeout=START_S, verify=NO_TLS)
+        client = httpx2.Client(timeout=START_S, verify=NO_TLS)
         while not self._is_over.is_set():
             try:
                 answer = client.post(f"{url}/v1/completions", json=body)
                 self.num_answered += 1
                 if answer.status_code != 200:
                     self.failures.append(answer.text)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 self.failures.append(repr(error))
             if not is_kept:
                 client.close()
-                client = httpx.Client(timeout=START_S, verify=NO_TLS)
+                client = httpx2.Client(timeout=START_S, verify=NO_TLS)
         client.close()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.ports import free_port
@@ -26,7 +26,7 @@ from benchmarks.footprint import Footprint
 START_S = 180.0
 STOP_S = 60.0
 _LOOK_S = 0.02
-# For clients of httpx: certificates, which nobody needs here, take longer to load than a call takes.
+# For clients of httpx2: certificates, which nobody needs here, take longer to load than a call takes.
 NO_TLS = False
 # Enough for the demo model, and more than enough systems fit on one machine.
 POOL = ("--pool-memory-bytes", str(64 << 20))
@@ -82,8 +82,8 @@ class Server:
         self.lines: list[str] = []
         self.raw_lines: list[str] = []
         # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
-        unkept = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept, verify=NO_TLS)
+        unkept = httpx2.Limits(max_keepalive_connections=0)
+        self._client = httpx2.Client(base_url=self.url, timeout=60, limits=unkept, verify=NO_TLS)
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
@@ -135,10 +135,10 @@ class Server:
         self._state.cleanup()
         return code
 
-    def get(self, path: str) -> httpx.Response:
+    def get(self, path: str) -> httpx2.Response:
         return self._client.get(path)
 
-    def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
+    def post(self, path: str, body: Mapping[str, object]) -> httpx2.Response:
         return self._client.post(path, json=body)
 
     def processes(self) -> list[dict[str, Any]]:

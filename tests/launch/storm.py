@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.launch.server import NO_TLS
 
@@ -38,7 +38,7 @@ async def _leave_early(url: str, number: int, random_: random.Random) -> int:
     """After so long, wherever it is by then."""
     patience_s = random_.uniform(0.0, 4.0)
     body = _body(number, is_stream=number % 2 == 0)
-    async with httpx.AsyncClient(timeout=120, verify=NO_TLS) as client:
+    async with httpx2.AsyncClient(timeout=120, verify=NO_TLS) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
         await asyncio.wait({asking}, timeout=patience_s)
         asking.cancel()
@@ -51,7 +51,7 @@ async def _leave_in_the_middle(url: str, number: int, random_: random.Random) ->
     most = random_.randrange(1, 40)
     num_chunks = 0
     async with (
-        httpx.AsyncClient(timeout=120, verify=NO_TLS) as client,
+        httpx2.AsyncClient(timeout=120, verify=NO_TLS) as client,
         client.stream("POST", f"{url}/v1/completions", json=_body(number, is_stream=True)) as response,
     ):
         async for _ in response.aiter_lines():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.gateway.config import KeyConfig
@@ -115,7 +115,7 @@ def test_every_gateway_refuses_a_revoked_key_and_takes_a_new_one(tmp_path: Path)
             """A connection for each call. All calls go to one gateway once in 2^19 times."""
             headers = {"Authorization": f"Bearer {key}"}
             return {
-                httpx.get(f"{server.url}/v1/models", headers=headers, verify=False).status_code
+                httpx2.get(f"{server.url}/v1/models", headers=headers, verify=False).status_code
                 for _ in range(20)
             }
 
@@ -143,7 +143,7 @@ def test_every_gateway_refuses_a_revoked_key_and_takes_a_new_one(tmp_path: Path)
 
 def cluster(url: str, key: str) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {key}"}
-    found: list[dict[str, Any]] = httpx.get(f"{url}/v1/cluster", headers=headers, verify=False).json()[
+    found: list[dict[str, Any]] = httpx2.get(f"{url}/v1/cluster", headers=headers, verify=False).json()[
         "processes"
     ]
     return found

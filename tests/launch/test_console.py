@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.launch.console import FormattedLines
@@ -105,7 +105,7 @@ def check_lines(server: Server, form: str) -> set[str]:
 def test_every_line_of_a_server_has_the_format(form: str) -> None:
     """Also those about a death and a restart."""
     with serving("--log-format", form, *POOL) as server:
-        httpx.get(f"{server.url}/v1/models", verify=False)
+        httpx2.get(f"{server.url}/v1/models", verify=False)
         server.until_said("answered")
         os.kill(server.pid_of("decode-0"), signal.SIGKILL)
         server.until_said("decode-0 is down")

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve import demo
@@ -71,13 +71,13 @@ class Stream:
         }
         try:
             async with (
-                httpx.AsyncClient(timeout=170, verify=NO_TLS) as client,
+                httpx2.AsyncClient(timeout=170, verify=NO_TLS) as client,
                 client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
             ):
                 self.port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
                 async for line in answer.aiter_lines():
                     self._line(line)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             assert not self.is_whole
 
     def _line(self, line: str) -> None:

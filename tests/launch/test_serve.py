@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
+import httpx2
 import openai
 import pydantic
 import pytest
@@ -75,7 +75,7 @@ def test_computing_gives_way_to_passing_messages_on(server: Server) -> None:
 
 
 def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
-    assert httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
+    assert httpx2.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
     found = {path.stem: path for path in logs.iterdir()}
     assert found.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
     assert lines_of(found["launcher"])[-1]["message"].startswith("ready after")
@@ -295,7 +295,7 @@ def until_there_is(victim: str, server: Server) -> int:
 
     def is_there() -> bool:
         # The gateway may be about to start again.
-        with suppress(httpx.HTTPError):
+        with suppress(httpx2.HTTPError):
             pids = [server.redis_pid()] if victim == "redis" else up(victim)
             found.extend(pid for pid in pids if not is_gone(pid))
         return bool(found)
@@ -312,7 +312,7 @@ def test_who_connects_while_the_gateway_is_dead_waits_for_the_next_one(server: S
     (gateway,) = server.pids("gateway")
     os.kill(gateway, signal.SIGKILL)
     until(lambda: is_gone(gateway))
-    assert httpx.get(f"{server.url}/v1/models", timeout=START_S).status_code == 200
+    assert httpx2.get(f"{server.url}/v1/models", timeout=START_S).status_code == 200
     server.until_whole()
 
 
@@ -389,7 +389,7 @@ def test_nothing_is_left_of_another_system_but_its_batch_which_the_next_one_goes
 def end_as_a_terminal_does(other: Server) -> None:
     """One that closes lets it finish, and a signal of another kind ends it at once."""
     body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{other.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx2.stream("POST", f"{other.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
         # to all of the group, and once more by way of its shell
@@ -414,7 +414,7 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
     def stop() -> None:
         # however slow this test is, the server does not end before it has looked
         body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 8}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             # it ends when nobody has these any more
             lines = response.iter_lines()
             next(lines)

@@ -23,7 +23,7 @@ from alignedserve.cli.serve import serve_options
 from alignedserve.launch.settings import Settings, settings_of
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 
@@ -113,7 +113,7 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
     yield Check("access", partial(network.check_access, case), "check the keys")
 
 
-def _server_checks(http: httpx.Client) -> Iterator[Check]:
+def _server_checks(http: httpx2.Client) -> Iterator[Check]:
     from alignedserve.cli.doctor.server import Server
 
     server, key = Server(http), "if the key is wrong, use --api-key"

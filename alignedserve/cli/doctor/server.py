@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import httpx
+import httpx2
 
 from alignedserve.cli.chat_client import Answer, ChatClient, Refused
 from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, ok, warn
@@ -25,14 +25,14 @@ def what_is_wrong(health: Mapping[str, Any]) -> str:
 class Server:
     """The checks, in their order."""
 
-    def __init__(self, http: httpx.Client) -> None:
+    def __init__(self, http: httpx2.Client) -> None:
         self._http = http
 
     def health(self) -> Iterator[Finding]:
         """Checks whether a server answers."""
         try:
             body = self._http.get("/health").json()
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise ValueError(away(self._http, error)) from None
         match body["status"]:
             case "ok":
@@ -74,7 +74,7 @@ class Server:
     def _get(self, path: str) -> Any:
         try:
             answer = self._http.get(path)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             raise NotChecked("a server that answers") from None
         if answer.is_error:
             raise ValueError(refusal(answer))

@@ -19,7 +19,7 @@ from alignedserve.gateway.limits import Limits
 
 # seconds that open streams have to end when the server stops
 GOODBYE_S = 1
-# Seconds that a connection waits for its next request. Clients keep theirs for less (httpx and OpenAI's client: 5 s),
+# Seconds that a connection waits for its next request. Clients keep theirs for less (httpx2 and OpenAI's client: 5 s),
 # so they send no request on a connection that is being closed.
 KEEP_ALIVE_S = int(HEAD_S)
 # Connections that are accepted in one turn of the event loop: by a single gateway, and by each of several.

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import httpcore
-import httpx
+import httpcore2
+import httpx2
 from msgspec.structs import replace
 
 import alignedserve
@@ -42,7 +42,6 @@ class Deliverer:
         secrets: Sequence[bytes],
         counts: Counter[str],
         name: str,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`counts` counts attempts by outcome, and dropped deliveries. `name` is this gateway's name as a holder of
         leases, for people to read."""
@@ -52,8 +51,8 @@ class Deliverer:
         self._counts = counts
         self._name = name
         # Follows no redirects, uses no proxies, keeps no connections.
-        self._http = httpcore.AsyncConnectionPool(
-            ssl_context=tls or httpx.create_ssl_context(),
+        self._http = httpcore2.AsyncConnectionPool(
+            ssl_context=httpx2.create_ssl_context(),
             max_connections=MAX_AT_A_TIME,
             max_keepalive_connections=0,
             network_backend=PublicNetwork(config.allow_private),
@@ -131,7 +130,7 @@ class Deliverer:
                 return None if 200 <= answer.status < 300 else f"it answers {answer.status}"
         except TimeoutError:
             return f"it takes more than {self._config.try_s:g} s"
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as error:
             return str(error) or type(error).__name__
         except (OSError, ssl.SSLError) as error:
             return str(error)

@@ -12,20 +12,20 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
-import httpcore
+import httpcore2
 
 # IPv6 addresses that stand for IPv4 addresses and are translated by a gateway (NAT64).
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-class AddressNotAllowed(httpcore.ConnectError):
+class AddressNotAllowed(httpcore2.ConnectError):
     """The URL leads to an address that is not public."""
 
 
-class PublicNetwork(httpcore.AsyncNetworkBackend):
+class PublicNetwork(httpcore2.AsyncNetworkBackend):
     def __init__(self, allows_private: bool = False) -> None:
         self._allows_private = allows_private
-        self._network = httpcore.AnyIOBackend()
+        self._network = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -34,16 +34,16 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         """Raises AddressNotAllowed, and ConnectError if none of the addresses can be reached."""
         addresses = await _addresses_of(host, port)
         if not self._allows_private and not all(map(is_public, addresses)):
             raise AddressNotAllowed("its address is not public")
-        error = httpcore.ConnectError("its name has no address")
+        error = httpcore2.ConnectError("its name has no address")
         for address in addresses:
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
-            except httpcore.ConnectError as found:
+            except httpcore2.ConnectError as found:
                 error = found
         raise error
 
@@ -55,10 +55,10 @@ async def _addresses_of(host: str, port: int) -> list[str]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise httpcore.ConnectError(f"its name can't be looked up: {error.strerror}") from None
+        raise httpcore2.ConnectError(f"its name can't be looked up: {error.strerror}") from None
     except UnicodeError:
         # A label of it is empty, or has more than 63 characters.
-        raise httpcore.ConnectError("its name is not valid") from None
+        raise httpcore2.ConnectError("its name is not valid") from None
     return [str(address[0]) for *_, address in found]
 
 

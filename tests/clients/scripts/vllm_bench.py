@@ -6,7 +6,7 @@ vLLM itself is not installed for this. Bodies and headers follow its vllm/benchm
 import json
 import os
 
-import httpx
+import httpx2
 
 NUM_TOKENS = 12
 BODIES = {
@@ -37,7 +37,7 @@ for path, body in BODIES.items():
     for extra in ({"ignore_eos": True}, EXTRA):
         headers = {"Authorization": "Bearer none", "x-request-id": f"benchmark-{path.count('/')}"}
         url, num_pieces, usage = os.environ["BASE_URL"] + path, 0, None
-        with httpx.stream("POST", url, json=body | COMMON | extra, headers=headers, timeout=60) as answer:
+        with httpx2.stream("POST", url, json=body | COMMON | extra, headers=headers, timeout=60) as answer:
             assert answer.status_code == 200, answer.read()
             assert answer.headers["x-request-id"] == headers["x-request-id"]
             for line in answer.iter_lines():

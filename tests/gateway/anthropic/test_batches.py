@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from msgspec.structs import replace as with_field
 
@@ -49,20 +49,20 @@ def requests(count: int) -> list[dict[str, Any]]:
     return [request(number) for number in range(count)]
 
 
-async def create(http: httpx.AsyncClient, asked: Sequence[Any]) -> dict[str, Any]:
+async def create(http: httpx2.AsyncClient, asked: Sequence[Any]) -> dict[str, Any]:
     response = await http.post(BATCHES, json={"requests": asked})
     assert response.status_code == 200, response.text
     return dict(response.json())
 
 
-async def ended(http: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
+async def ended(http: httpx2.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
     while batch["processing_status"] != "ended":
         await asyncio.sleep(0.02)
         batch = (await http.get(f"{BATCHES}/{batch['id']}")).json()
     return batch
 
 
-async def results(http: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
+async def results(http: httpx2.AsyncClient, batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
     response = await http.get(batch["results_url"])
     assert response.status_code == 200, response.text
     lines = [json.loads(line) for line in response.text.splitlines()]

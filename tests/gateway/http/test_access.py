@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -241,7 +241,7 @@ def test_a_key_has_so_many_requests_open_and_no_more() -> None:
         async with served(limits=Limits(max_requests_per_key=2), **KEYED) as at:
             at.router.allow(0)
 
-            async def ask(key: str) -> httpx.Response:
+            async def ask(key: str) -> httpx2.Response:
                 headers = {"authorization": f"Bearer {key}"}
                 return await at.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
 

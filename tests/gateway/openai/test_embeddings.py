@@ -6,7 +6,7 @@ import asyncio
 import base64
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -30,14 +30,14 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text)
 
 
-def vectors_in(answer: httpx.Response) -> np.ndarray:
+def vectors_in(answer: httpx2.Response) -> np.ndarray:
     assert answer.status_code == 200, answer.text
     data = answer.json()["data"]
     assert [each["index"] for each in data] == list(range(len(data)))
     return np.array([each["embedding"] for each in data])
 
 
-def error_of(answer: httpx.Response) -> tuple[int, str | None, str]:
+def error_of(answer: httpx2.Response) -> tuple[int, str | None, str]:
     return answer.status_code, answer.json()["error"]["param"], answer.json()["error"]["message"]
 
 
@@ -168,7 +168,7 @@ def test_lines_of_a_batch_are_embedded_as_best_effort() -> None:
 # ---- many at once ----------------------------------------------------------------------------------------------------
 
 
-async def begun(at: Served, body: dict[str, Any], count: int) -> asyncio.Task[httpx.Response]:
+async def begun(at: Served, body: dict[str, Any], count: int) -> asyncio.Task[httpx2.Response]:
     """A call of which the router has so many requests, and answers none."""
     at.router.allowed = 0
     asking = asyncio.create_task(at.post("/v1/embeddings", body))

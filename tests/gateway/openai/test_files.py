@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types import FileObject
@@ -177,7 +177,7 @@ def test_a_file_may_have_as_many_bytes_as_the_limit_says_and_no_more(is_announce
             served(store_url=redis.url, limits=Limits(max_file_bytes=1000)) as at,
         ):
 
-            async def upload(size: int) -> httpx.Response:
+            async def upload(size: int) -> httpx2.Response:
                 form = at.http.build_request(
                     "POST", "/v1/files", data={"purpose": "batch"}, files={"file": b"x" * size}
                 )
@@ -247,7 +247,7 @@ def test_while_redis_hangs_nobody_else_waits_for_it(monkeypatch: pytest.MonkeyPa
     async def scenario(at: System) -> None:
         at.redis.pause()
         # Those that ask before it is known to hang wait; how long that takes is the machine's business.
-        waiting: list[asyncio.Task[httpx.Response]] = []
+        waiting: list[asyncio.Task[httpx2.Response]] = []
         while True:
             asked = asyncio.create_task(at.gateway.http.get("/v1/files", timeout=50))
             done, _ = await asyncio.wait({asked}, timeout=0.1)

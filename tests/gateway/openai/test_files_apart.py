@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types import Batch
@@ -128,7 +128,7 @@ def test_what_is_refused_or_broken_off_leaves_nothing(place: str, s3: S3Process)
         assert error.value.status_code == 413
         with pytest.raises(openai.BadRequestError, match="purpose"):
             await at.client.files.create(file=("in", LARGE), purpose="assistants")
-        with pytest.raises(httpx.TransportError):
+        with pytest.raises(httpx2.TransportError):
             await at.gateway.http.post("/v1/files", content=half_a_form(broken=True), headers=FORM)
         while content_names(place, s3) or s3.unfinished() or await stored(at.redis.url):
             await asyncio.sleep(0.05)
@@ -148,7 +148,7 @@ async def half_a_form(broken: bool) -> AsyncIterator[bytes]:
     for start in range(0, len(LARGE), 1 << 16):
         yield LARGE[start : start + (1 << 16)]
     if broken:
-        raise httpx.ReadError("the client goes")
+        raise httpx2.ReadError("the client goes")
     await asyncio.Event().wait()
 
 
@@ -169,7 +169,7 @@ def test_while_the_bucket_is_away_files_answer_503_and_jobs_wait(s3: S3Process) 
             with pytest.raises(openai.InternalServerError, match="store can't be reached") as error:
                 await at.gateway.upload(LARGE[:size])
             assert error.value.status_code == 503 and error.value.response.headers["retry-after"] == "1"
-        with pytest.raises(httpx.TransportError):
+        with pytest.raises(httpx2.TransportError):
             await at.gateway.http.get(f"/v1/files/{sent.id}/content")
         health = (await at.gateway.http.get("/health")).json()
         assert (health["status"], health["files"]) == ("degraded", "down")
@@ -244,13 +244,13 @@ async def process_on(
     try:
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-            httpx.AsyncClient(base_url=url, timeout=20) as http,
+            httpx2.AsyncClient(base_url=url, timeout=20) as http,
         ):
             while True:
                 try:
                     await http.get("/health")
                     break
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     assert process.is_alive()
                     await asyncio.sleep(0.05)
             yield process, Gateway(client, http, GatewayProcess(config))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.gateway.http.keys import Keys, digest_of, owners_of
@@ -29,16 +29,16 @@ async def keyed(**settings: Any) -> AsyncIterator[Served]:
         yield at
 
 
-async def ask(at: Served, key: str, method: str, path: str, **options: Any) -> httpx.Response:
+async def ask(at: Served, key: str, method: str, path: str, **options: Any) -> httpx2.Response:
     return await at.http.request(method, path, headers={"authorization": f"Bearer {key}"}, **options)
 
 
-async def upload(at: Served, key: str, content: bytes) -> httpx.Response:
+async def upload(at: Served, key: str, content: bytes) -> httpx2.Response:
     form = {"purpose": (None, b"batch"), "file": ("in.jsonl", content)}
     return await ask(at, key, "POST", "/v1/files", files=form)
 
 
-async def submit(at: Served, key: str, file_id: str) -> httpx.Response:
+async def submit(at: Served, key: str, file_id: str) -> httpx2.Response:
     asked = {"input_file_id": file_id, "endpoint": CHATS, "completion_window": "24h"}
     return await ask(at, key, "POST", "/v1/batches", json=asked)
 

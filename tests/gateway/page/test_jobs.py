@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from alignedserve.batch.config import BatchConfig
@@ -22,7 +22,7 @@ MODULE = "jobs.js"
 @pytest.mark.slow
 def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone(browser: Browser) -> None:
     quick = BatchConfig(look_s=0.1, max_num_lines=2)
-    with hosted(has_store=True, batches=quick) as host, httpx.Client(base_url=f"{host.url}/v1") as http:
+    with hosted(has_store=True, batches=quick) as host, httpx2.Client(base_url=f"{host.url}/v1") as http:
         host.router.allowed = 0
         file = http.post(
             "/files", data={"purpose": "batch"}, files={"file": ("x", jsonl(questions(400)))}

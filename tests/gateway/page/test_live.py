@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 from selenium.webdriver.common.keys import Keys
 
@@ -75,7 +75,7 @@ def load(server: Server, tier: str, num_clients: int) -> Iterator[None]:
 
     def ask() -> None:
         while not is_over:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+            answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
 
     with ThreadPoolExecutor(num_clients) as pool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -66,7 +66,7 @@ def test_it_says_what_is_down(page: Browser, health: dict[str, Any], text: str) 
 
 
 def test_samples_are_those_that_prometheus_reads(page: Browser, host: Hosted) -> None:
-    text = httpx.get(f"{host.url}/metrics").text
+    text = httpx2.get(f"{host.url}/metrics").text
     families = text_string_to_metric_families(text)
     read = [[each.name, each.labels, each.value] for family in families for each in family.samples]
     flat = "[...s.byName].flatMap(([name, all]) => all.map(({ labels, value }) => [name, labels, value]))"

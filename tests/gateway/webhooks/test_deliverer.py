@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import httpcore
+import httpcore2
 import pytest
 import trustme
 from openai import InvalidWebhookSignatureError
@@ -84,12 +85,12 @@ def play(scenario: Callable[[At], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def delivering(
-    at: At, config: WebhookConfig = QUICK, secret: str = SECRET, tls: ssl.SSLContext | None = None
+    at: At, config: WebhookConfig = QUICK, secret: str = SECRET
 ) -> AsyncIterator[Counter[str]]:
     counts: Counter[str] = Counter()
     used = replace(config, url=("https://unused.example/",))
     secrets = used.secrets({"ALIGNEDSERVE_WEBHOOK_SECRET": secret})
-    deliverer = Deliverer(at.store.deliveries, config, secrets, counts, "test", tls)
+    deliverer = Deliverer(at.store.deliveries, config, secrets, counts, "test")
     running = asyncio.create_task(deliverer.run())
     try:
         yield counts
@@ -222,17 +223,19 @@ def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
 
 def test_a_name_that_can_be_no_name_can_t_be_reached() -> None:
     """Python raises another error for it, which was taken for one of ours, and tried again for ever."""
-    with pytest.raises(httpcore.ConnectError, match="its name is not valid"):
+    with pytest.raises(httpcore2.ConnectError, match="its name is not valid"):
         asyncio.run(PublicNetwork(allows_private=True).connect_tcp("a" * 64 + ".example", 80))
 
 
 @pytest.mark.slow
-def test_over_tls_only_who_has_the_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_over_tls_only_who_has_the_name_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A receiver whose certificate is of another name hears nothing; the right one is told, at the same address."""
     caplog.set_level(logging.INFO, "alignedserve.gateway.webhooks.deliverer")
     authority = trustme.CA()
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
 
     def named(name: str) -> ssl.SSLContext:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -242,11 +245,11 @@ def test_over_tls_only_who_has_the_name_is_told(caplog: pytest.LogCaptureFixture
     async def scenario(at: At) -> None:
         async with receiving(tls=named("other.example")) as wrong:
             job = await at.ended_job(wrong.url)
-            async with delivering(at, tls=trusting) as counts:
+            async with delivering(at) as counts:
                 while not counts["failed"]:
                     await asyncio.sleep(0.01)
             assert not wrong.told
-        async with receiving(wrong.port, named("127.0.0.1")) as right, delivering(at, tls=trusting):
+        async with receiving(wrong.port, named("127.0.0.1")) as right, delivering(at):
             (told,) = await right.until(1)
             await at.until_none_is_pending()
         assert told.unwrapped().data.id == job.id

@@ -7,7 +7,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import httpcore
+import httpcore2
 import pytest
 
 from alignedserve.gateway.webhooks.config import SECRET_VARIABLE, WebhookConfig
@@ -139,12 +139,12 @@ def test_a_name_that_leads_elsewhere_later_does_not_matter(monkeypatch: pytest.M
 
         async def record(_: Any, host: str, *__: Any) -> Any:
             connected.append(host)
-            raise httpcore.ConnectError("nothing is there")
+            raise httpcore2.ConnectError("nothing is there")
 
         monkeypatch.setattr(loop, "getaddrinfo", rebinding)
-        monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", record)
+        monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", record)
         network = PublicNetwork()
-        with pytest.raises(httpcore.ConnectError, match="nothing is there"):
+        with pytest.raises(httpcore2.ConnectError, match="nothing is there"):
             await network.connect_tcp("rebinding.example", 80, timeout=5)
         with pytest.raises(AddressNotAllowed):
             await network.connect_tcp("rebinding.example", 80, timeout=5)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types.conversations import ConversationItem
@@ -227,7 +227,7 @@ def test_what_is_wrong_is_named() -> None:
         made = await at.client.conversations.create()
         for path, body, param in WRONG:
             url = CONVERSATIONS + path.replace("NAME", made.id)
-            # httpx sends no halves of surrogate pairs
+            # httpx2 sends no halves of surrogate pairs
             response = await at.gateway.http.post(url, content=json.dumps(body), headers=JSON)
             assert response.status_code == 400, (body, response.text)
             assert response.json()["error"]["param"] == param, (body, response.text)
@@ -570,7 +570,7 @@ def test_what_changes_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyP
         made = await at.client.conversations.create(items=[HELLO | {"id": "msg_1"}])
         path = f"{CONVERSATIONS}/{made.id}/items"
         monkeypatch.setattr(RedisConversations, "pieces", changing)
-        calls: list[Callable[[], Awaitable[httpx.Response]]] = [
+        calls: list[Callable[[], Awaitable[httpx2.Response]]] = [
             lambda: at.gateway.http.get(path),
             lambda: at.gateway.http.get(f"{path}/msg_1"),
             lambda: at.gateway.http.post("/v1/responses", json={"input": "x", "conversation": made.id}),

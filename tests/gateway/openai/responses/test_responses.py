@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 from typing import Any, cast
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types.responses import Response
@@ -219,7 +219,7 @@ def test_logprobs_come_with_the_text() -> None:
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
     async def scenario() -> None:
         async with served(model=model_with(TEMPLATE)) as at:
-            # httpx sends no halves of surrogate pairs
+            # httpx2 sends no halves of surrogate pairs
             response = await at.http.post("/v1/responses", content=json.dumps(body), headers=JSON)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
@@ -358,7 +358,7 @@ def test_an_answer_whose_rest_is_gone_ends_its_connection(
         monkeypatch.setattr(RedisConnection, "piece", then_gone)
         for number, name in enumerate(names):
             is_away = number > 1
-            with pytest.raises(httpx.RemoteProtocolError):
+            with pytest.raises(httpx2.RemoteProtocolError):
                 await http.get(f"/v1/responses/{name}{'/input_items' * (number % 2)}")
         logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert [each.partition(":")[0] for each in logged if "store" not in each] == ["broken off"] * 4
