@@ -67,8 +67,8 @@ class Boundary:
         return self._prompts.is_be_started
 
     @property
-    def is_rt_copied(self) -> bool:
-        return self._prompts.is_rt_copied
+    def rt_behind_copies(self) -> list[ScheduledRequest]:
+        return self._prompts.rt_behind_copies
 
     def had_better_wait(self, request: PrefillRequest) -> bool:
         return self._dedup.had_better_wait(_own(request))

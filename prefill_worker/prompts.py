@@ -161,11 +161,11 @@ class Prompts:
             raise RuntimeError(f"{counted} blocks are counted as held, and {num_held} are")
 
     @property
-    def is_rt_copied(self) -> bool:
-        """Whether KV of RT is being copied, or blocks are being freed for which RT may be waiting. RT continues when
-        the copy has ended, and should then not wait for the end of a BE chunk."""
+    def rt_behind_copies(self) -> list[ScheduledRequest]:
+        """RT with KV that is being copied, and RT that may be waiting for blocks that are being freed. It continues
+        when the copy has ended, and then waits for the end of the iteration."""
         copied = (PromptState.LOADING, PromptState.SAVING)
-        if any(each.state in copied and each.is_rt for each in self._started.values()):
-            return True
-        is_waiting = any(each.is_rt for each in self._waiting.values())
-        return is_waiting and any(each.state is PromptState.PREEMPTING for each in self._started.values())
+        found = [each for each in self._started.values() if each.state in copied and each.is_rt]
+        if any(each.state is PromptState.PREEMPTING for each in self._started.values()):
+            found += [each for each in self._waiting.values() if each.is_rt]
+        return found

@@ -88,9 +88,9 @@ class Eviction:
         if reserved.blocks is None:
             if self._requeuer.unpin_all():
                 self.reserve(state)
-            elif isinstance(view, ColocatedView) and view.awaits_rt and not state.is_rt:
-                # Best effort fills the instance beyond the pool's room for it (see `PoolDemand`). Real time must not
-                # wait until some of it ends.
+            elif view and not state.is_rt and _lacks_room(view):
+                # Best effort fills instances beyond the pool's room for it (see `PoolDemand`). Real time must not wait
+                # until some of it ends.
                 self._give_up(state)
             elif view:
                 view.refused[state.key] = None
@@ -153,3 +153,9 @@ class Eviction:
     def _give_up(self, victim: RequestState) -> None:
         self._counters.num_recomputed += 1
         self._recaller.recall(victim)
+
+
+def _lacks_room(view: DecodeView) -> bool:
+    """Returns whether real time waits for room at the instance."""
+    is_short = view.num_available_blocks < 0 or view.num_available_slots < 0
+    return view.awaits_rt and (is_short or isinstance(view, ColocatedView))

@@ -51,5 +51,12 @@ class IslandView:
     def expected_output(self, request: RoutedRequest) -> int:
         return self._demand.expected_output(self._requests[request.key])
 
+    def num_known(self, request: RoutedRequest) -> int:
+        views = self.cluster.prefills
+        if request.num_cached or not views or not views[0].hello.limits.enable_prefix_caching:
+            return 0
+        hashes = self._requests[request.key].prefix_hashes
+        return max(view.prompts.prefix_affinity.num_cached_tokens(hashes) for view in views)
+
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
         return self._demand.has_room_for(self._requests[request.key], be_share, share)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import NewTokens
 from alignedserve.router.clock import Clock, with_first_token
 from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.instance_views import ColocatedView
+from alignedserve.router.instance_views import ColocatedView, PrefillView
 from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.pool_demand import PoolDemand
 from alignedserve.router.recaller import Recaller
@@ -49,9 +49,8 @@ class OutputProcessor:
         output += news.tokens
         if not num_before:
             self._note_first_token(state)
-        # A stream that was interrupted and computed again already has tokens.
-        if isinstance(view := self._cluster.decode(sender), ColocatedView):
-            view.pending.discard(state.key)
+        if view := self._cluster.computing(sender):
+            self._note_computed(view, state)
         if news.finish_reason or not num_before:
             self._output.add_timeline(state)
         self._output.add(state, news, now)
@@ -63,6 +62,14 @@ class OutputProcessor:
             state.forecast.advance(num_output, now)
         if state.demanded_output <= num_output:
             self._demand.add(state)
+
+    def _note_computed(self, view: PrefillView | ColocatedView, state: RequestState) -> None:
+        """Notes that nothing of the prompt is left to compute."""
+        if isinstance(view, ColocatedView):
+            view.pending.discard(state.key)
+        elif state.key in view.pending:
+            # A prefill instance has the request until its KV is saved.
+            view.pending.put(state.key, 0, state.is_rt)
 
     def _note_first_token(self, state: RequestState) -> None:
         state.deadlines = with_first_token(state.deadlines, self._clock.now)

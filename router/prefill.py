@@ -18,12 +18,9 @@ from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.scheduling.island import Island
 from alignedserve.scheduling.policies.base import RouterPart
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefix_affinity import num_to_compute
 from alignedserve.types import InstanceId
 
-# The least share of a prompt that counts as work. Tokens that an instance already has cached are no work for it. But
-# the prompt takes room in the pool, and goes before later ones.
-LEAST_WORK = 0.125
 # The most requests that one event starts. The pool's answers are the next events.
 MAX_STARTS = 16
 
@@ -79,7 +76,7 @@ class PrefillDispatch:
     def _compute(self, state: RequestState) -> None:
         """Sends the prompt to the instance that the policy chooses."""
         view, num_known = self._choose(state)
-        num_pending = max(state.num_missing - num_known, int(LEAST_WORK * state.num_missing), 1)
+        num_pending = num_to_compute(state.num_missing, num_known)
         if isinstance(view, ColocatedView):
             self._offers.offer(view.instance_id, [state], is_batch=False, batch=0)
         else:
@@ -90,7 +87,7 @@ class PrefillDispatch:
     def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
         """Returns the instance, and the number of prompt tokens that its prefix cache may hold."""
         views = self._cluster.prefills
-        hashes = block_hashes(state.request) if views[0].hello.limits.enable_prefix_caching else []
+        hashes = state.prefix_hashes if views[0].hello.limits.enable_prefix_caching else []
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._cluster.computing(instance_id)

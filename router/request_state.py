@@ -12,11 +12,13 @@ From any phase a request may be recalled. It is then LEAVING until no instance c
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
+from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
@@ -111,6 +113,8 @@ class RequestState:
     # (phase, seconds since the router accepted the request) for each phase that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
+    # Computed when first read.
+    _prefix_hashes: Sequence[bytes] | None = None
 
     # The request's key. A field rather than a property, because it is read several times per token.
     key: RequestKey = field(init=False)
@@ -156,6 +160,13 @@ class RequestState:
         if self.request.needs_whole_prompt and not self.output:
             return 0
         return min(self.num_cached, self.num_tokens - 1)
+
+    @property
+    def prefix_hashes(self) -> Sequence[bytes]:
+        """The hashes of its prompt by which prefix caches are searched."""
+        if self._prefix_hashes is None:
+            self._prefix_hashes = block_hashes(self.request)
+        return self._prefix_hashes
 
     @property
     def num_missing(self) -> int:

@@ -298,8 +298,8 @@ class PrefillBoundary(Protocol):
         """Whether a best-effort prompt is being computed or loaded."""
 
     @property
-    def is_rt_copied(self) -> bool:
-        """Whether a real-time prompt continues when the current copy has ended."""
+    def rt_behind_copies(self) -> Sequence[PrefillRequest]:
+        """Real time that continues when current copies have ended."""
 
     def had_better_wait(self, request: PrefillRequest) -> bool:
         """Returns whether another prompt computes the prefix of this one. It then waits for that, and shares the KV."""

@@ -62,7 +62,7 @@ def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) ->
     what is not in the pool."""
     num_pooled = request.num_pooled
     if not is_recomputed:
-        return estimate.fetch(2 * request.num_cached - num_pooled)
+        return estimate.fetch(request.num_cached - num_pooled) + estimate.fetch(request.num_cached)
     computing_s = estimate.iteration([(num_pooled, request.num_tokens - num_pooled)], [])
     return computing_s + (estimate.fetch(num_pooled) if num_pooled else 0.0)
 
@@ -146,10 +146,13 @@ class RoomToCome:
         request: DecodeRequest,
         may_leave: Iterable[DecodeRequest],
         num_kept_free: int = 0,
+        *,
+        only_needed: bool = False,
     ) -> list[DecodeRequest] | None:
         """Chooses as many of `may_leave`, in order, as must leave to admit the request, and takes that room for it.
         Returns them; None if even all of them would not suffice, and then none leaves. Chooses more until
-        `num_kept_free` blocks are left, if there are more."""
+        `num_kept_free` blocks are left, if there are more. With `only_needed`, those stay that a later one of their
+        class makes unnecessary, unless their eviction was ordered already."""
         num_wanted = needed(self._at, request, self._config)
         num_blocks, num_slots = self._num_blocks - num_wanted, self._num_slots - 1
         chosen: list[DecodeRequest] = []
@@ -159,6 +162,11 @@ class RoomToCome:
             num_slots += 1
             if num_blocks >= num_kept_free and num_slots >= 0:
                 break
+        for each in chosen[:-1] if only_needed else ():
+            is_enough = num_blocks - self._num_given(each) >= num_kept_free and num_slots > 0
+            if is_enough and each.is_rt == chosen[-1].is_rt and not self._at.was_evicted(each):
+                chosen.remove(each)
+                num_blocks, num_slots = num_blocks - self._num_given(each), num_slots - 1
         is_alone = self._num_here == len(chosen)
         if num_blocks + (watermark(self._at, self._config) if is_alone else 0) < 0 or num_slots < 0:
             return None

@@ -291,10 +291,13 @@ class Island(Protocol):
     def expected_output(self, request: RoutedRequest) -> int:
         """Returns the number of tokens that its answer is expected to have in all."""
 
+    def num_known(self, request: RoutedRequest) -> int:
+        """Returns how many of its prompt's tokens the prefix cache of an instance may hold, at most."""
+
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
-        """Returns whether a best-effort request of the expected length fits into the pool and the memory of colocated
-        instances. It fits if best effort then needs at most `be_share` of their blocks, or all running requests at most
-        `share`."""
+        """Returns whether a best-effort request of the expected length fits into the pool and the memory of instances
+        that decode. It fits if best effort then needs at most `be_share` of their blocks, or all running requests at
+        most `share`."""
 
 
 # ---- what a policy decides -------------------------------------------------------------------------------------------

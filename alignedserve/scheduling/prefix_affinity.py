@@ -14,6 +14,9 @@ from alignedserve.scheduling.block_hashes import block_hashes_of
 
 # Tokens per hash: a few KV blocks, so that a long prompt costs little.
 TOKENS_PER_HASH = 64
+# The least share of a prompt that counts as work, even if all of it is cached: the prompt takes room in the pool, and
+# goes before later ones.
+LEAST_WORK = 0.125
 
 
 def block_hashes(request: Request) -> list[bytes]:
@@ -22,6 +25,12 @@ def block_hashes(request: Request) -> list[bytes]:
     if request.needs_whole_prompt:
         return []
     return block_hashes_of(request.prompt, TOKENS_PER_HASH, request.cache_salt, request.adapter)
+
+
+def num_to_compute(num_missing: int, num_known: int) -> int:
+    """Returns how many of these missing tokens an instance is expected to compute, if it may have the KV of `num_known`
+    of them."""
+    return max(num_missing - num_known, int(LEAST_WORK * num_missing), 1)
 
 
 class PrefixAffinity:

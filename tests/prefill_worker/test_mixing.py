@@ -19,8 +19,8 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
 from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
-from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import ENOUGH, MAX_STRETCH
-from alignedserve.scheduling.policies.aligned.rt_beside_be import num_enough
+from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import MAX_STRETCH, SPARE
+from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, num_enough
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
@@ -221,16 +221,36 @@ def test_best_effort_fills_what_hardly_makes_it_longer_for_real_time() -> None:
     schedule.prefill([long := be(500), first := rt(350)])
     # 360 ms, and a twentieth more: 16 tokens
     assert compute(schedule) == [(key(first), 350), (key(long), 16)]
+    # a fifth of the second that the objective allows is 200 ms
+    assert compute(schedule) == [(key(long), 176)]
+
+
+def test_best_effort_fills_the_time_that_the_objective_leaves() -> None:
+    """An iteration with both takes no longer than one of best effort alone, and than a quarter of the time left."""
+    for due_s, num_tokens in ((1.0, 128), (0.6, 80), (0.2, 0)):
+        schedule = schedule_of(be_share=0.0)
+        schedule.prefill([long := be(500), first := rt(50, due_s)])
+        beside = [(key(long), num_tokens)] if num_tokens else []
+        assert compute(schedule) == [(key(first), 50), *beside], due_s
+
+
+def test_best_effort_slows_all_real_time_that_waits_by_as_much() -> None:
+    """The budget holds 100 tokens of 200. Both prompts take 220 ms alone, and 250 ms are left to them."""
+    limits = replace(LIMITS, max_num_batched_tokens=256)
+    schedule = schedule_of(limits=limits, be_share=0.0)
+    schedule.prefill([be(500), rt(100), rt(100)])
+    chunks = compute(schedule)
+    assert sum(count for _, count in chunks) <= 240
+
+
+def test_beside_real_time_without_an_objective_chunks_are_as_short_as_the_pace_allows() -> None:
+    schedule = schedule_of(be_share=0.0)
+    unstated = make_work(16, 0, 0, deadlines=Deadlines(is_rt=True))
+    schedule.prefill([long := be(500), unstated])
+    assert compute(schedule) == [(key(unstated), 16)]
     # of the pace of 512 in 522 ms, 144 have nineteen twentieths
     assert compute(schedule) == [(key(long), 144)]
-
-
-def test_best_effort_has_long_chunks_where_there_is_no_real_time() -> None:
-    schedule = schedule_of(be_share=0.0)
-    schedule.prefill([long := be(500), rt(16)])
-    compute(schedule)
-    assert compute(schedule) == [(key(long), 144)]
-    # a minute later nobody knows of any
+    # a minute later nothing is left of that
     assert compute(schedule, 61.0) == [(key(long), 176)]
 
 
@@ -238,7 +258,7 @@ def test_where_attention_makes_long_chunks_slow_the_fastest_counts() -> None:
     # 96 have the best pace, 0.83 in 1 ms; 512 take 784 ms
     cost = replace(PLAIN, prefill_attention_s=1e-6)
     schedule = schedule_of(cost, be_share=0.0)
-    schedule.prefill([long := be(500), rt(16)])
+    schedule.prefill([long := be(500), make_work(16, 0, 0, deadlines=Deadlines(is_rt=True))])
     compute(schedule)
     assert compute(schedule) == [(key(long), 48)]
 
@@ -256,9 +276,18 @@ def test_best_effort_waits_for_a_copy_of_real_time() -> None:
     schedule.prefill([long := be(500), first := rt(150)])
     for each, count in schedule.plan(0.0).chunks:
         schedule.computed(each, count)
-    assert not schedule.plan(0.1).goes_on, "its KV is on its way to the pool"
+    assert not schedule.plan(0.95).goes_on, "its KV is on its way to the pool, and 50 ms are left"
     schedule.saved(key(first))
-    assert schedule.plan(0.1).chunks == [(key(long), 144)]
+    assert schedule.plan(0.95).chunks == [(key(long), 176)]
+
+
+def test_best_effort_is_computed_during_a_copy_that_real_time_has_time_for() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([long := be(500), rt(150)])
+    for each, count in schedule.plan(0.0).chunks:
+        schedule.computed(each, count)
+    # a quarter of 400 ms
+    assert schedule.plan(0.6).chunks == [(key(long), 80)]
 
 
 def test_what_is_measured_corrects_the_bound() -> None:
@@ -362,7 +391,7 @@ def test_who_has_least_to_load_again_gives_way_and_computes_nothing_twice() -> N
     run.add(second := be(640))
     run.step()
     assert run.tokens == {key(first): 352}, "the second has blocks, and has to wait"
-    run.add(urgent := rt(320, due_s=run.now + 1, ttft_s=0.2))
+    run.add(urgent := rt(320, due_s=run.now + 0.1, ttft_s=0.2))
     plan = run.step()
     assert plan.preempted == [key(second)] and plan.chunks == [] and plan.goes_on
     assert run.step().new_prompts == [urgent]
@@ -459,14 +488,23 @@ def test_real_time_waits_for_its_own_and_one_chunk_and_everybody_ends(
 
 
 def assert_real_time_goes_on(run: Run, plan: PrefillPlan) -> None:
-    """With hardly anything else in its iterations: it waits for no more than what had begun before it came."""
+    """Best effort in its iterations makes them hardly longer, or takes a small share of the time that it has left."""
     counts = {True: 0, False: 0}
     for each, count in plan.chunks:
         counts[run.works[each].deadlines.is_rt] += count
-    if counts[True]:
-        assert counts[False] * 0.001 <= MAX_STRETCH * (0.01 + counts[True] * 0.001) + 1e-9
-    else:
-        assert not counts[False]
+    if not counts[False]:
+        return
+    ran = {each for each, _ in plan.chunks}
+    waiting = [
+        work
+        for each, work in run.works.items()
+        if work.deadlines.is_rt and (each in ran or each not in run.done)
+    ]
+    # `step` has passed the iteration's time already.
+    seconds = 0.01 + sum(counts.values()) * 0.001
+    left_s = min(work.deadlines.first_due_s for work in waiting) - (run.now - seconds)
+    hardly_s = (1 + MAX_STRETCH) * (0.01 + counts[True] * 0.001) if counts[True] else 0.0
+    assert seconds <= max(hardly_s, SPARE * left_s) + 1e-9
 
 
 def assert_one_in_pieces(run: Run) -> None:

@@ -58,6 +58,30 @@ def test_best_effort_starts_as_far_as_the_pool_will_hold_it() -> None:
     assert reserving(script) == [8], "real time is not held back"
 
 
+@pytest.mark.parametrize(("num_decode_blocks", "started"), [(60, [2, 3]), (240, [2, 3, 4])])
+def test_a_quarter_of_the_decode_memory_counts_beside_real_time(
+    num_decode_blocks: int, started: list[int]
+) -> None:
+    """Real time will have 50 of the pool's hundred blocks, and each of best effort 25."""
+    script = Script(connect=False)
+    script.connect(POOL, num_blocks=100)
+    script.connect(PREFILL)
+    script.connect(DECODE, num_blocks=num_decode_blocks)
+    script.connect(GATEWAY)
+    submit(script, 1, "rt", num_prompt=100, max_tokens=99, predicted_len=99)
+    script.reserve(1)
+    script.first_token(1)
+    script.saved(1)
+    script.take()
+    for key in range(2, 7):
+        submit(script, key, num_prompt=40, max_tokens=100, predicted_len=50)
+        if key in started:
+            script.reserve(key)
+            script.first_token(key)
+            script.saved(key)
+    assert reserving(script) == started
+
+
 @pytest.mark.parametrize(
     ("num_instances", "num_pool_blocks", "num_started"), [(1, 100, 7), (1, 60, 6), (2, 60, 9)]
 )
@@ -134,9 +158,9 @@ def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
 
 @pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
 def test_one_may_always_run_and_best_effort_has_its_share(be_share: float, started: list[int]) -> None:
-    """Whatever real time takes: two of it fill the pool."""
+    """Whatever real time takes: three of it fill the pool, and more than a quarter of the decode instance."""
     script = Script(be_share=be_share)
-    for key in (1, 2):
+    for key in (1, 2, 11):
         submit(script, key, "rt", num_prompt=100, max_tokens=99, predicted_len=99)
         script.reserve(key)
         script.first_token(key)

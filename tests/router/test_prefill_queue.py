@@ -336,7 +336,7 @@ def at_a_quarter_of_the_pace() -> Savable:
         router.prefill_queue.push(each, router.policy.urgency(each, router.island))
     assert savable.slowdown == pytest.approx(4.0)
     # Others wait in another queue from here on.
-    savable._forget()
+    savable.forget()
     return savable
 
 

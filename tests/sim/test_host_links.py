@@ -171,5 +171,7 @@ def test_a_tenth_of_the_bandwidth_costs_more_where_it_is_shared() -> None:
     wide, narrow = (simulated(cost, Sharing())[0] for cost in (COST, slow))
     narrow_apart = simulated(slow, Sharing(is_on=False))[0]
     assert narrow.attainment < narrow_apart.attainment < wide.attainment
-    assert narrow.ttft_s.mean > narrow_apart.ttft_s.mean >= wide.ttft_s.mean
+    # First tokens wait for no copy.
+    assert narrow.ttft_s.mean == narrow_apart.ttft_s.mean >= wide.ttft_s.mean
+    assert narrow.tpot_s.mean > narrow_apart.tpot_s.mean > wide.tpot_s.mean
     assert narrow.tokens_per_s < narrow_apart.tokens_per_s < wide.tokens_per_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace as replace_arrival
 from random import Random
+from statistics import fmean
 
 import pytest
 from msgspec.structs import replace
@@ -21,13 +22,13 @@ from alignedserve.timing.cost_presets import load_cost_model
 COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=20_000)
 
 
-def mixed(num_requests: int, rate: float) -> list[Arrival]:
+def mixed(num_requests: int, rate: float, seed: int = 1) -> list[Arrival]:
     """Three short prompts for a long one."""
-    dice = Random(1)
+    dice = Random(seed)
     lengths = [
         Lengths(dice.choice([300, 310, 320, 3000]), dice.randint(20, 120)) for _ in range(num_requests)
     ]
-    return poisson_arrivals(lengths, rate, seed=1)
+    return poisson_arrivals(lengths, rate, seed)
 
 
 def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
@@ -45,10 +46,15 @@ def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
 
 @pytest.mark.slow
 def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> None:
-    workload = mixed(300, rate=100.0)
-    fcfs, aligned = (run(policy, "padded", workload) for policy in ("fcfs", "aligned"))
-    assert aligned.decode_tokens_per_busy_s > 1.2 * fcfs.decode_tokens_per_busy_s
-    assert aligned.max_over_mean_length < 0.85 * fcfs.max_over_mean_length
+    """In the mean of two runs: which requests meet in the pool differs much between them."""
+    paces, spreads = [], []
+    for seed in (1, 2):
+        workload = mixed(600, 100.0, seed)
+        fcfs, aligned = (run(policy, "padded", workload) for policy in ("fcfs", "aligned"))
+        paces.append(aligned.decode_tokens_per_busy_s / fcfs.decode_tokens_per_busy_s)
+        spreads.append(aligned.max_over_mean_length / fcfs.max_over_mean_length)
+    assert fmean(paces) > 1.2
+    assert fmean(spreads) < 0.85
 
 
 @pytest.mark.slow

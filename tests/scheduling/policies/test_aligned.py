@@ -164,7 +164,7 @@ def test_a_stream_runs_for_as_long_as_its_way_takes_before_it_leaves() -> None:
     """With a quarter of its tokens that is 8 iterations."""
     for num_tokens, is_evicted in ((20, False), (NUM_TOKENS, True)):
         instance, _ = full(5.0, 9.0, num_tokens=num_tokens)
-        instance.waits(prompt_due(0.2, num_tokens=100))
+        instance.waits(prompt_due(0.4, num_tokens=100))
         assert len(instance.iterate(0.0).wants_evicted) == is_evicted, num_tokens
 
 
@@ -196,7 +196,7 @@ def test_best_effort_that_is_too_little_leaves_with_real_time() -> None:
     instance, (patient, more_patient) = full(0.1, 9.0)
     instance.schedule.ended(key(patient))
     instance.runs(document := job(num_tokens=70), now=-1.0)
-    instance.waits(prompt_due(0.5, num_tokens=300))
+    instance.waits(prompt_due(0.65, num_tokens=300))
     assert instance.iterate(0.0).wants_evicted == [key(document), key(more_patient)]
 
 

@@ -23,6 +23,8 @@ MAX_HEADROOM_SHARE = 0.25
 # Length of an iteration with prompts beside streams that will be late anyway, as a multiple of one without prompts.
 # At 2, prompts get half of the time.
 LATE = 2.0
+# The share of the highest pace that RT prompts need, and BE prompts beside recent RT without an objective.
+ENOUGH = 0.95
 
 
 # ---- sliding windows -------------------------------------------------------------------------------------------------
@@ -102,6 +104,19 @@ def headroom_slots(limits: InstanceLimits, share: float) -> int:
 
 
 # ---- pace ------------------------------------------------------------------------------------------------------------
+
+
+def nums_for_pace(limits: InstanceLimits, seconds: Callable[[int], float], *shares: float) -> list[int]:
+    """Returns the smallest chunk sizes in tokens with these shares of the pace of the fastest chunk, which need not be
+    the longest: attention slows long chunks. `seconds(count)` returns the seconds of a chunk of `count` tokens."""
+    block_size = limits.block_size
+
+    def of_blocks(num_blocks: int) -> float:
+        return seconds(num_blocks * block_size)
+
+    most = max(limits.max_num_batched_tokens // block_size, 1)
+    fastest = max(range(1, most + 1), key=lambda count: count / of_blocks(count))
+    return [num_enough(fastest, of_blocks, share) * block_size for share in shares]
 
 
 def num_enough(most: int, seconds: Callable[[int], float], share: float) -> int:

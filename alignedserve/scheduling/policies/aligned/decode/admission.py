@@ -2,12 +2,13 @@
 
 Candidate requests are admitted in order. The candidate batch follows once there are none, while the running batch is
 below its fill mark. Real time (RT) goes before best effort (BE), and BE leaves headroom. RT is admitted in the order of
-its due times, except that a late request counts as due DEMOTION_S later.
+its due times, except that a lost request counts as due DEMOTION_S later: a prompt that can't be in time, or a stream
+that is far behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from alignedserve.scheduling import decoding
@@ -16,14 +17,18 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import DecodeSloScheduler
 from alignedserve.timing.deadlines import DEMOTION_S
+from alignedserve.timing.estimate import Estimate
 
 # The mark of a BE request that was admitted on credit. It is not evicted for RT.
 OWED = "owed"
 
 
 class Admission:
-    def __init__(self, config: SchedulingConfig, slo: DecodeSloScheduler, demand: RtDemand) -> None:
+    def __init__(
+        self, config: SchedulingConfig, estimate: Estimate, slo: DecodeSloScheduler, demand: RtDemand
+    ) -> None:
         self._config = config
+        self._estimate = estimate
         self._slo = slo
         self._demand = demand
 
@@ -51,7 +56,7 @@ class Admission:
             self._config,
             is_rt,
             lambda request: self._has_room(at, request),
-            lambda requests: by_due(requests, at.now) if is_rt else requests,
+            lambda requests: by_due(requests, self._estimate, at.now) if is_rt else requests,
         )
 
     def _admit_owed(self, at: DecodeBoundary) -> None:
@@ -81,14 +86,28 @@ class Admission:
         return decoding.has_room(at, newcomer, self._config, num_left)
 
 
-def by_due(requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
-    """Returns RT requests sorted by due time. A late one counts as due DEMOTION_S later."""
+def by_due(requests: Iterable[AnyDecode], estimate: Estimate, now: float) -> list[AnyDecode]:
+    """Returns RT requests sorted by due time. A lost one counts as due DEMOTION_S later. A stream that is only a little
+    late is not lost: it would else stand still while prompts go before it."""
 
     def place_s(request: DecodeRequest) -> float:
         due_s = request.deadlines.token_due_s(request.num_output)
-        return due_s if due_s >= now else due_s + DEMOTION_S
+        is_lost = request.is_lost(now) if request.num_output else due_s < now + needed_s(request, estimate)
+        return due_s + DEMOTION_S if is_lost else due_s
 
     return sorted(requests, key=place_s)
+
+
+def needed_s(
+    request: DecodeRequest,
+    estimate: Estimate,
+    ahead: Sequence[tuple[int, int]] = (),
+    lengths: Sequence[int] = (),
+) -> float:
+    """Returns the seconds from a candidate's admission to its next token, with these chunks before it, and decodes of
+    these lengths beside it."""
+    fetching_s = estimate.fetch(request.num_pooled) if request.num_pooled else 0.0
+    return fetching_s + estimate.iteration([*ahead, (request.num_cached, request.num_pending)], lengths)
 
 
 def _is_be_started(at: DecodeBoundary) -> bool:

@@ -14,12 +14,13 @@ reasons to evict:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.decode.admission import OWED, by_due
+from alignedserve.scheduling.policies.aligned.decode.admission import OWED, by_due, needed_s
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import DecodeSloScheduler
 from alignedserve.timing.estimate import Estimate
@@ -38,6 +39,8 @@ class Eviction:
         self._estimate = estimate
         self._slo = slo
         self._demand = demand
+        # The predicted seconds of an iteration without prompts.
+        self._iteration_s = 0.0
 
     def choose(self, at: DecodeBoundary) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Returns the victims that make room for growth or the next batch, and the victims that make room for RT.
@@ -72,7 +75,8 @@ class Eviction:
         if not be:
             return []
         most_blocks = sum(each.num_blocks for each in be) - missing
-        waiting = [*by_due((each for each in at.requests if each.is_rt), at.now)]
+        candidates = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
+        waiting = by_due(candidates, self._estimate, at.now)
         waiting += [each for each in at.batch if each.is_rt]
         alone_blocks = 0
         if len(be) + len(victims) == len(at.running) and not at.arriving:
@@ -141,21 +145,30 @@ class Eviction:
         request without room that can wait, that is late in any case, or that evictions can't make room for.
         """
         waiting = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
+        if not waiting:
+            return []
         room = decoding.RoomToCome(at, self._config, leaving)
         gone = {each.key for each in leaving}
+        ready, behind = at.ready_and_behind()
+        lengths = [each.num_tokens for each in ready]
+        self._iteration_s = self._estimate.iteration([], lengths) if lengths else 0.0
+        # The chunks of RT that is computed before the request.
+        ahead = [(each.num_cached, each.num_pending) for each in behind if each.is_rt]
         chosen: list[DecodeRequest] = []
-        for request in by_due(waiting, at.now):
+        for request in by_due(waiting, self._estimate, at.now):
             may_leave: list[DecodeRequest] = []
+            slack_s = math.inf
             if not room.fits(request):
-                slack_s = request.slack_s(at.now) - self._needed_s(request)
+                slack_s = request.slack_s(at.now) - needed_s(request, self._estimate, ahead, lengths)
                 if slack_s < 0:
                     break
                 may_leave = self._may_leave(at, slack_s, gone)
-            more = room.make(request, may_leave)
-            if more is None:
+            more = room.make(request, may_leave, only_needed=True)
+            if more is None or not self._is_time(at, more, slack_s):
                 break
             gone.update(each.key for each in more)
             chosen += more
+            ahead.append((request.num_cached, request.num_pending))
         return chosen
 
     def _may_leave(self, at: DecodeBoundary, slack_s: float, gone: set[RequestKey]) -> list[DecodeRequest]:
@@ -168,28 +181,32 @@ class Eviction:
             for number, each in enumerate(staying)
             if each.is_rt
             and each.stream_slack_s(at.now) > slack_s
-            and self._is_soon(each, slack_s)
-            and self._has_earned(each)
+            and (at.was_evicted(each) or self._has_earned(each))
             and (spare_s := each.stream_slack_s(at.now) - self._return_s(each)) > slack_s
         ]
         return [*self._in_order(at, be), *(each for *_, each in sorted(patient))]
 
-    def _needed_s(self, request: DecodeRequest) -> float:
-        """Returns the seconds from a candidate's admission to its next token."""
-        fetching_s = self._estimate.fetch(request.num_pooled) if request.num_pooled else 0.0
-        return fetching_s + self._estimate.iteration([(request.num_cached, request.num_pending)], [])
+    def _is_time(self, at: DecodeBoundary, leaving: Sequence[DecodeRequest], slack_s: float) -> bool:
+        """Returns whether the RT of these has to leave now, for a request with this slack that will then be in time.
 
-    def _is_soon(self, request: DecodeRequest, slack_s: float) -> bool:
-        """Returns whether the slack of waiting RT is too short to put off the eviction of this request. An eviction
-        takes two iterations, one until the order and one to reserve blocks in the pool, and the copy of the KV."""
-        return slack_s < SOON * (
-            2 * self._slo.last_s + self._estimate.fetch(request.num_cached - request.num_pooled)
-        )
+        An eviction takes two iterations, one until the order and one to reserve blocks in the pool, and the copies of
+        KV, one after the other. KV that is computed again is dropped at once.
+        """
+        if not any(each.is_rt for each in leaving):
+            return True
+        order_s, copies_s, is_named = 2 * self._iteration_s, 0.0, True
+        if self._config.preemption_mode == "swap":
+            copies_s = sum(self._estimate.fetch(each.num_cached - each.num_pooled) for each in leaving)
+            is_named = all(map(at.was_evicted, leaving))
+        leave_s = order_s + copies_s
+        # At the next boundary it might be too late: with prompts, an iteration takes longer than predicted here.
+        is_soon = slack_s < max(SOON * leave_s, self._slo.last_s + leave_s)
+        return is_soon and slack_s >= (copies_s if is_named else leave_s)
 
     def _has_earned(self, request: DecodeRequest) -> bool:
         """Returns whether the request ran here for at least the time that its eviction and return take."""
         num_tokens = request.num_output - request.num_brought
-        return num_tokens > 0 and num_tokens * self._slo.last_s >= self._return_s(request)
+        return num_tokens > 0 and num_tokens * self._iteration_s >= self._return_s(request)
 
     def _return_s(self, request: DecodeRequest) -> float:
         return decoding.return_s(request, self._estimate, self._config.preemption_mode == "recompute")

@@ -42,11 +42,12 @@ ALIKE = 1.25
 class AlignedDecode(DecodePart):
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
         super().__init__(limits, config)
+        self._estimate = estimate
         self._time = RemainingTime(limits, estimate)
         self._demand = RtDemand(limits, config)
         self._slo = DecodeSloScheduler(limits, config, estimate, self._demand)
         self._eviction = Eviction(config, estimate, self._slo, self._demand)
-        self._admission = Admission(config, self._slo, self._demand)
+        self._admission = Admission(config, estimate, self._slo, self._demand)
 
     def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
         return decoding.real_time_first(requests)
@@ -103,7 +104,7 @@ class AlignedDecode(DecodePart):
             at.hold(hold_s)
             return
         rt = at.run_each(rt)
-        rt_behind = by_due((request for request in behind if request.is_rt), at.now)
+        rt_behind = by_due((request for request in behind if request.is_rt), self._estimate, at.now)
         bound_s = slo.bound_s([*rt, *rt_behind])
         lengths = [request.num_tokens for request in rt]
         # With no RT decoding or about to, an RT prompt delays only the prompts behind it.

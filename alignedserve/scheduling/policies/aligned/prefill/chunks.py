@@ -33,6 +33,8 @@ class Cut:
     # The number of tokens computed before, and the number to compute, of each chunk.
     chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
     requests: list[PrefillRequest] = field(default_factory=list)
+    # The prompt that this leaves in pieces, by whether it is RT.
+    in_pieces: dict[bool, RequestKey] = field(default_factory=dict)
     _costs: ChunkCosts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +43,10 @@ class Cut:
     @property
     def seconds(self) -> float:
         return self.estimate.iteration([*self.chunks.values()], []) if self.chunks else 0.0
+
+    def num_tokens(self, requests: Iterable[PrefillRequest]) -> int:
+        """Returns the number of tokens of these requests."""
+        return sum(self.chunks[each.key][1] for each in requests if each.key in self.chunks)
 
     def seconds_without(self, requests: Iterable[PrefillRequest]) -> float:
         left = self.chunks.keys() - {request.key for request in requests}

@@ -3,10 +3,10 @@ the iteration's chunks (`chunks.py`). Real time (RT) and best effort (BE) share 
 
 - **Time** (`slo_scheduler.py`). An iteration of BE is bounded by a share of the tightest recent TTFT objective. One of
   RT is bounded by that objective, or by the time that RT needs for nearly its full pace, if that is longer. RT goes
-  first. BE joins it only while the iteration becomes hardly any longer.
+  first. BE joins it as far as RT has time until it is due, or while the iteration becomes hardly any longer.
 - **Room.** BE starts only while some blocks and a slot stay free for RT. If RT still finds none, BE prompts are
   preempted. Their KV is in the pool, and is not computed again.
-- **Credit.** BE credit grows while BE is present. It is spent on BE before RT.
+- **Credit.** BE credit grows while BE is present. It is spent on BE before RT, unless RT leaves BE more in any case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AlignedPrefill(PrefillPart):
         self._slo.look(at)
         _admit(at, self._slo, self.in_order)
         requests = self.in_order(at.computing, at.now)
-        for request, count in self._slo.cut(requests, at.num_tokens_left, may_fill=not at.is_rt_copied):
+        for request, count in self._slo.cut(requests, at):
             at.chunk(request, count)
 
 

@@ -4,7 +4,7 @@ many blocks BE leaves free. Pure. See `part.py`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from alignedserve.protocol.messages import InstanceLimits
@@ -12,25 +12,26 @@ from alignedserve.scheduling.boundary import PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.prefill.chunks import Cut
 from alignedserve.scheduling.policies.aligned.rt_beside_be import (
+    ENOUGH,
     BeCredit,
     SlidingMaximum,
     SlidingMinimum,
     headroom_blocks,
-    num_enough,
+    nums_for_pace,
 )
-from alignedserve.timing.deadlines import UNSTATED_TTFT_S
+from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# With recent RT, BE chunks are only as long as this share of the highest pace needs.
-ENOUGH = 0.95
 # The least share of its pace that BE has. Shorter chunks would keep the instance busy for more time than they save RT.
 LEAST = 0.6
 # Seconds after which the chunk sizes for these shares are computed again. They change with the measured cost of
 # iterations outside the engine.
 CHOOSE_S = 1.0
-# The share by which BE may lengthen an iteration with RT.
+# The share by which BE may lengthen an iteration with RT that has no time to spare.
 MAX_STRETCH = 0.05
+# The share of the time until RT is due that it may spend in iterations with BE.
+SPARE = 0.25
 
 
 class PrefillSloScheduler:
@@ -43,6 +44,8 @@ class PrefillSloScheduler:
         self._credit = BeCredit(config.be_share)
         # The objectives of recent RT in seconds, and its lengths in tokens.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
+        # Has a value if recent RT hurries: its first token is wanted as soon as possible.
+        self._hurried = SlidingMinimum()
         # The tightest recent TTFT objective, and the share of it that an iteration of BE may take, in seconds. Whether
         # RT was seen within the sliding window. The number of blocks that BE leaves free.
         self._tightest_s = 0.0
@@ -61,39 +64,36 @@ class PrefillSloScheduler:
                 ttft_s = request.ttft_s
                 self._objectives.add(UNSTATED_TTFT_S if ttft_s is None else ttft_s, now)
                 self._lengths.add(request.num_tokens, now)
+                if ttft_s is None or request.deadlines.hurries:
+                    self._hurried.add(0.0, now)
         self._tightest_s = self._objectives.value(UNSTATED_TTFT_S, now)
         self._bound_s = self._config.chunk_share * self._tightest_s
         self._is_rt_known = self._lengths.value(0, now) > 0
         if self._is_rt_known and now - self._chosen_s >= CHOOSE_S:
-            self._num_least, self._num_enough = self._nums_for_pace()
+            self._num_least, self._num_enough = nums_for_pace(
+                self._limits, lambda count: self._estimate.iteration([(0, count)], []), LEAST, ENOUGH
+            )
             self._chosen_s = now
         self._credit.pass_time(now, is_be_there, self._max_credit_s)
         longest = self._lengths.value(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
-    def _alone_s(self) -> float:
+    def _alone_s(self, now: float) -> float:
         """Returns the seconds that an iteration of BE without RT may take, credit included."""
         if not self._is_rt_known:
             return self._bound_s
-        least_s = self._estimate.iteration([(0, self._num_least)], [])
-        return min(max(self._bound_s, least_s), max(self._enough_s, self._credit.seconds))
+        longest_s = max(self._bound_s, self._least_s)
+        if self._hurried.value(math.inf, now) < math.inf:
+            longest_s = min(longest_s, max(self._enough_s, self._credit.seconds))
+        return longest_s
+
+    @property
+    def _least_s(self) -> float:
+        return self._estimate.iteration([(0, self._num_least)], [])
 
     @property
     def _enough_s(self) -> float:
         return self._estimate.iteration([(0, self._num_enough)], []) if self._num_enough else 0.0
-
-    def _nums_for_pace(self) -> tuple[int, int]:
-        """Returns the chunk sizes in tokens for LEAST and ENOUGH. They are shares of the pace of the fastest chunk,
-        which need not be the longest: attention slows long chunks."""
-        block_size = self._limits.block_size
-        most = max(self._limits.max_num_batched_tokens // block_size, 1)
-
-        def seconds(num_blocks: int) -> float:
-            return self._estimate.iteration([(0, num_blocks * block_size)], [])
-
-        fastest = max(range(1, most + 1), key=lambda count: count / seconds(count))
-        least, enough = (num_enough(fastest, seconds, share) for share in (LEAST, ENOUGH))
-        return least * block_size, enough * block_size
 
     @property
     def is_owed(self) -> bool:
@@ -108,25 +108,66 @@ class PrefillSloScheduler:
         return max(self._bound_s, self._estimate.iteration([last_block], []))
 
     def cut(
-        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
+        self, requests: Sequence[PrefillRequest], at: PrefillBoundary
     ) -> list[tuple[PrefillRequest, int]]:
-        """Returns the chunks of these requests, which are in order, in tokens. BE gets either its credit before RT, or
-        what RT leaves."""
-        cut = Cut(self._estimate, self._limits.block_size, max_tokens)
+        """Returns the chunks of these requests, which are in order, in tokens. BE gets what RT leaves, or its credit
+        before RT if that is more."""
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
-        if rt or not may_fill:
-            # The fixed cost of the iteration counts as RT's.
-            least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
-            self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
-        owed = len(cut.chunks)
+        chosen = self._cut_rt_first(rt, be, at)
+        be_s = chosen.seconds - chosen.seconds_without(be)
+        if be and (rt or at.rt_behind_copies) and be_s < self._credit.seconds:
+            other = self._cut_credit_first(rt, be, at)
+            chosen = max(chosen, other, key=lambda cut: cut.num_tokens(be))
+            be_s = chosen.seconds - chosen.seconds_without(be)
+        self._begun |= chosen.in_pieces
+        self._credit.spend(be_s)
+        return [(request, chosen.chunks[request.key][1]) for request in chosen.requests]
+
+    def _cut_rt_first(
+        self, rt: Sequence[PrefillRequest], be: Sequence[PrefillRequest], at: PrefillBoundary
+    ) -> Cut:
+        cut = self._begin(at)
+        self._cut_rt(cut, rt)
+        if rt:
+            self._cut_class(cut, be, self._beside_s(cut, rt, at.now), has_floor=False)
+        elif at.rt_behind_copies:
+            # RT continues at the iteration's end. It may be no longer than one of RT, and is not worth it if it is
+            # very short.
+            spare_s = _spare_s(at.rt_behind_copies, at.now)
+            bound_s = min(self._alone_s(at.now), self._enough_s, spare_s)
+            self._cut_class(cut, be, bound_s if bound_s >= self._least_s else 0.0, has_floor=False)
+        else:
+            self._cut_class(cut, be, self._alone_s(at.now), has_floor=True)
+        return cut
+
+    def _cut_credit_first(
+        self, rt: Sequence[PrefillRequest], be: Sequence[PrefillRequest], at: PrefillBoundary
+    ) -> Cut:
+        cut = self._begin(at)
+        # The fixed cost of the iteration counts as RT's.
+        least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
+        self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
+        self._cut_rt(cut, rt)
+        return cut
+
+    def _begin(self, at: PrefillBoundary) -> Cut:
+        return Cut(self._estimate, self._limits.block_size, at.num_tokens_left)
+
+    def _cut_rt(self, cut: Cut, rt: Sequence[PrefillRequest]) -> None:
         # RT computes at nearly its full pace, however tight an objective is. A slower pace would make more of it late.
         self._cut_class(cut, rt, max(self._tightest_s, self._enough_s), has_floor=True)
-        if may_fill and not owed:
-            bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
-            self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)
-        self._credit.spend(cut.seconds - cut.seconds_without(be))
-        return [(request, cut.chunks[request.key][1]) for request in cut.requests]
+
+    def _beside_s(self, cut: Cut, rt: Sequence[PrefillRequest], now: float) -> float:
+        """Returns the seconds that an iteration with RT may take with BE in it.
+
+        That is as long as one of BE alone, if all RT prompts are still computed in SPARE of the time until they are
+        due. The rest is for prediction errors, for RT that is to come, and for what follows the prompt.
+        """
+        alone_s = cut.seconds
+        all_s = self._estimate.iteration([(each.num_computed, each.num_pending) for each in rt], [])
+        longest_s = min(self._alone_s(now), alone_s / all_s * _spare_s(rt, now))
+        return max(alone_s * (1 + MAX_STRETCH), longest_s)
 
     def _cut_class(
         self, cut: Cut, requests: Sequence[PrefillRequest], bound_s: float, has_floor: bool
@@ -136,4 +177,11 @@ class PrefillSloScheduler:
         is_rt = requests[0].is_rt
         begun = next((request for request in requests if request.key == self._begun.get(is_rt)), None)
         if in_pieces := cut.add(requests, begun, bound_s, has_floor):
-            self._begun[is_rt] = in_pieces.key
+            cut.in_pieces[is_rt] = in_pieces.key
+
+
+def _spare_s(requests: Iterable[PrefillRequest], now: float) -> float:
+    """Returns the seconds that BE may keep these RT requests waiting: SPARE of the time until the first one is due. It
+    is 0 if one is late or has no objective."""
+    due = [due_s(request.deadlines, request.num_output) for request in requests]
+    return 0.0 if math.inf in due else max(SPARE * (min(due) - now), 0.0)

@@ -16,15 +16,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from alignedserve.protocol.messages import FindNear, FormBatch
+from alignedserve.protocol.messages import FindNear, FormBatch, Hello
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
+from alignedserve.scheduling.island import (
+    Assign,
+    ClusterState,
+    DecodeView,
+    Island,
+    PrefillView,
+    RoutedRequest,
+    Urgency,
+)
 from alignedserve.scheduling.policies.aligned.router import batches, prompts
 from alignedserve.scheduling.policies.aligned.router.prompts import MOST_OFF, Savable, urgency_of, yields_s
-from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, SlidingMinimum
+from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, LATE, SlidingMinimum, nums_for_pace
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import InstanceId
 
 # The number of BE requests evicted from colocated instances that are sorted in one event.
@@ -43,6 +52,11 @@ class AlignedRouter(RouterPart):
         # The TBT objectives of recent RT, in seconds.
         self._objectives = SlidingMinimum()
         self._savable = Savable()
+        # See `_share_for_pace`, and the instance for which it was computed.
+        self._pace_share = 1.0
+        self._paced: Hello | None = None
+        # See `_keep_for_return`.
+        self._kept: InstanceId | None = None
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -53,6 +67,7 @@ class AlignedRouter(RouterPart):
         return urgency_of(request, island)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
+        self._kept = None
         share, queue = self._share_for_be(island), island.prefill_queue
         if not queue.is_empty(REAL_TIME):
             yield from self._start_real_time(island)
@@ -67,33 +82,56 @@ class AlignedRouter(RouterPart):
         )
 
     def _start_real_time(self, island: Island) -> Iterator[RoutedRequest]:
-        if self._is_return_due(island):
+        views = island.cluster.prefills
+        kept = self._keep_for_return(island)
+        num_open = len(views) - (kept is not None)
+        if not num_open:
+            self._savable.forget()
             return
-        window = routing.window(island.cluster, self._num_iterations(island))
+        window = routing.window(island.cluster, self._num_iterations(island) * num_open / len(views))
         # Each instance gets an RT prompt, even beyond the window.
-        num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
+        num_idle = sum(not view.pending.sum(is_rt=True) for view in views if view.instance_id != kept)
         least = num_idle - island.reserving.count(is_rt=True)
         yield from self._savable.start(island, window.less(*routing.ahead(island, True)), least)
 
-    def _is_return_due(self, island: Island) -> bool:
-        """Returns whether RT evicted from a colocated instance is due before the started prompts are computed. Further
-        prompts then wait for its return, because they would take the blocks that it needs."""
+    def _keep_for_return(self, island: Island) -> InstanceId | None:
+        """Returns the colocated instance that no RT prompts are started at, because RT that was evicted is due before
+        the started prompts are computed; None if there is none. Prompts would take the blocks that it needs. A stream
+        that is lost waits for DEMOTION_S first."""
         if not island.cluster.is_colocated:
-            return False
-        soonest = island.decode_queue.soonest(1)
-        return bool(soonest) and _due_s(soonest[0]) - island.now < self._savable.ahead_s(island)
+            return None
+        now = island.now
+        soonest = island.decode_queue.soonest(MAX_FAST)
+        if first := next((each for each in soonest if not _may_wait(each, now)), None):
+            # A boundary each until it is offered and until it runs.
+            needed_s = self._savable.ahead_s(island) + 2 * island.cluster.decode_s(first.num_tokens)
+            if _due_s(first) - now < needed_s:
+                best = max(island.cluster.decodes, key=lambda view: view.num_available_blocks)
+                self._kept = best.instance_id
+        return self._kept
 
     def _num_iterations(self, island: Island) -> float:
-        """Returns how much RT is started ahead, in iterations full of prompts. It is less on colocated instances:
-        iterations there are about as long as the TBT objective, and prompts get a part of each."""
+        """Returns how much RT is started ahead, in iterations full of prompts. What is started can't be chosen again.
+
+        After the first iteration, which may be full, each of the window holds enough for nearly the full pace. On
+        colocated instances iterations are about as long as the TBT objective, and prompts get a part of each.
+        """
         num_iterations, cluster = self.config.prefill_window, island.cluster
         if not cluster.is_colocated:
-            return num_iterations
+            return 1 + (num_iterations - 1) * self._share_for_pace(cluster)
         full_s = cluster.prefill_s(0, cluster.prefills[0].hello.limits.max_num_batched_tokens)
         # The same bound as in `DecodeSloScheduler.bound_of_prompts_s`.
         bound_s = max(self._objectives.value(math.inf, island.now), LATE * cluster.decode_s(1))
         share = bound_s / full_s if bound_s < full_s else 1.0
         return num_iterations * share / min(self._savable.slowdown, MOST_OFF)
+
+    def _share_for_pace(self, cluster: ClusterState) -> float:
+        """Returns how full an iteration is that has ENOUGH of the pace of prompts."""
+        hello = cluster.prefills[0].hello
+        if hello.cost and self._paced is not hello:
+            (count,) = nums_for_pace(hello.limits, lambda count: cluster.prefill_s(0, count), ENOUGH)
+            self._paced, self._pace_share = hello, count / hello.limits.max_num_batched_tokens
+        return self._pace_share
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
         """Returns whether a BE prompt may start. While RT waits for blocks in the pool, BE gets no more than its own
@@ -119,7 +157,8 @@ class AlignedRouter(RouterPart):
         if request.is_rt:
             self._real_time.add(0.0, island.now)
             self._objectives.add(request.deadlines.tbt_s, island.now)
-            return prompts.place_real_time(views, num_known, island.cluster.is_colocated)
+            others = [view for view in views if view.instance_id != self._kept]
+            return prompts.place_real_time(others or views, num_known, island.cluster.is_colocated)
         if self._is_rt_known(island.now) and not island.cluster.is_colocated:
             return prompts.place_best_effort(views, self.config.prefill_window)
         return super().place(request, views, num_known, island)
@@ -138,14 +177,15 @@ class AlignedRouter(RouterPart):
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
         """Returns when a pooled request should be admitted at the latest.
 
-        Beside BE, an RT request is due with its next token. RT alone is served best by batches of similar length, so
-        that only starving requests go first. BE with an answer beyond its predicted length is due later: batches
-        begin with other due requests before it.
+        Beside BE, and after an eviction, an RT request is due with its next token. Other RT is served best by batches
+        of similar length, so that only starving requests go first. BE with an answer beyond its predicted length is due
+        later: batches begin with other due requests before it.
         """
         starves_s = super().admission_due_s(request, island)
-        if not self._takes_fast_path(request, island):
+        is_evicted_rt = request.is_rt and request.num_output > 1
+        if not (is_evicted_rt or self._takes_fast_path(request, island)):
             return starves_s + yields_s(request, island.now)
-        return min(starves_s, request.deadlines.token_due_s(request.num_output))
+        return min(starves_s, _due_s(request))
 
     @staticmethod
     def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
@@ -230,3 +270,8 @@ def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeV
 
 def _due_s(request: RoutedRequest) -> float:
     return request.deadlines.token_due_s(request.num_output)
+
+
+def _may_wait(request: RoutedRequest, now: float) -> bool:
+    """Returns whether the request has just been lost. Prompts that can be in time go first, but not for ever."""
+    return request.deadlines.is_lost(request.num_output, now) and now - _due_s(request) < DEMOTION_S

@@ -20,6 +20,7 @@ from alignedserve.scheduling import routing
 from alignedserve.scheduling.forecast import FORGIVEN_S
 from alignedserve.scheduling.island import Island, PrefillView, Room, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.priority import REAL_TIME
+from alignedserve.scheduling.prefix_affinity import num_to_compute
 from alignedserve.timing.deadlines import due_s, latest_start_s
 
 # The number of prompts that are considered, most urgent first. With more the choice takes over a millisecond.
@@ -41,7 +42,7 @@ NumKnown = Callable[[PrefillView], int]
 
 def urgency_of(request: RoutedRequest, island: Island) -> Urgency:
     deadlines, number, cluster = request.deadlines, request.num_output, island.cluster
-    needed_s = cluster.prefill_s(request.num_reusable, request.num_tokens)
+    needed_s = prefill_s(request, island)
     if not request.is_rt:
         num_left = max(island.expected_output(request) - number, 0)
         needed_s += num_left * cluster.decode_s(request.num_tokens)
@@ -51,6 +52,15 @@ def urgency_of(request: RoutedRequest, island: Island) -> Urgency:
     # An answer that has begun does not give way to others.
     is_begun = number > 0 or not is_new
     return Urgency(is_new, start_s, due_s(deadlines, number) < math.inf and not is_begun)
+
+
+def prefill_s(request: RoutedRequest, island: Island) -> float:
+    """Returns the seconds that the prompt takes alone, without what a prefix cache may hold of it."""
+    num_known = island.num_known(request)
+    num_new = num_to_compute(request.num_tokens - request.num_reusable, num_known)
+    # What an iteration costs in any case is in the seconds of the first tokens.
+    fixed_s = island.cluster.prefill_s(0, 1) if num_known else 0.0
+    return fixed_s + island.cluster.prefill_s(request.num_tokens - num_new, request.num_tokens)
 
 
 def yields_s(request: RoutedRequest, now: float) -> float:
@@ -87,7 +97,7 @@ class Savable:
         chosen: Iterator[RoutedRequest] | None = None
         is_full = False
         if queue.num_emptied(REAL_TIME) != self._num_emptied:
-            self._forget()
+            self.forget()
         try:
             while not queue.is_refused(REAL_TIME) and (first := queue.first(REAL_TIME, now)) is not None:
                 is_full = not room.is_there and least <= 0
@@ -99,7 +109,7 @@ class Savable:
                 if soonest and soonest[0][0] is first:
                     chosen = iter(self._in_time(island)) if chosen is None else chosen
                     request = next(chosen, first)
-                self._since_full_s += island.cluster.prefill_s(request.num_reusable, request.num_tokens)
+                self._since_full_s += prefill_s(request, island)
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
                 yield request
@@ -111,9 +121,10 @@ class Savable:
                 if self._full_s is None or self._since_full_s:
                     self._full_s, self._since_full_s = now, 0.0
             elif queue.is_empty(REAL_TIME) or queue.is_refused(REAL_TIME):
-                self._forget()
+                self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Begins to measure anew: the window is not full, or is kept closed."""
         self._full_s, self._since_full_s = None, 0.0
 
     def _measure(self, seconds: float, alone_s: float) -> None:
