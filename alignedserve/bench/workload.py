@@ -144,15 +144,26 @@ def _read_jsonl(config: BenchConfig) -> list[_Question]:
     """Returns the needed number of questions. A file with fewer is repeated."""
     assert config.dataset_path
     path = Path(config.dataset_path)
-    lines = enumerate(path.read_text().splitlines(), 1)
-    read = [_row(line, f"{path}, line {number}", config) for number, line in lines if line.strip()]
+    read = [_row(line, f"{path}, line {number}", config) for number, line in _rows(path)]
     if not read:
         raise ValueError(f"{path}: holds no prompts")
-    return list(_repeat(read, config.num_prompts))
+    end = config.num_skipped + config.num_prompts
+    return list(itertools.islice(itertools.cycle(read), config.num_skipped, end))
 
 
-def _repeat(questions: list[_Question], count: int) -> Iterator[_Question]:
-    return itertools.islice(itertools.cycle(questions), count)
+def count_prompts(path: Path) -> int:
+    """Returns the number of prompts in a custom file."""
+    return sum(1 for _ in _rows(path))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines that are not empty, with their numbers."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"is not text: {error}"
+        raise ValueError(f"dataset_path={str(path)!r}: {reason}") from None
+    yield from ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def _row(line: str, where: str, config: BenchConfig) -> _Question:

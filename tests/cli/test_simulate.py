@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from alignedserve import demo
 from alignedserve.cli.simulate import command, model_kv
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
@@ -201,6 +202,21 @@ def test_a_colocated_instance_takes_requests_that_no_prefill_instance_has_room_f
         assert done.stderr == "Error: --max-model-len 4000: an instance holds 2048 tokens\n"
 
 
+def test_the_demo_model_has_its_name_here_too(tmp_path: Path) -> None:
+    assert (
+        model_kv(EngineConfig("demo"), SchedulingConfig()).form
+        == model_kv(EngineConfig(str(demo.MODEL_DIR)), SchedulingConfig()).form
+    )
+    # Four layers with K and V of two heads, 64 values of 2 bytes each.
+    cost = msgspec.structs.replace(COST, kv_bytes_per_token=4 * 2 * 2 * 64 * 2)
+    (tmp_path / "cost.json").write_bytes(msgspec.json.encode(cost))
+    words = ["--cost", str(tmp_path / "cost.json"), "--num-prompts=1", "--input-len=10", "--output-len=5"]
+    (row,) = rows_of(tmp_path, "demo", *words)
+    assert row["outcome"]["mixture"]["rt"]["num_requests"] == 1
+    done = CliRunner().invoke(command, ["demo"])
+    assert done.stderr.startswith("Error: --cost: is for 819200 bytes of KV per token, but demo has ")
+
+
 def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
     engine = EngineConfig(str(tmp_path))
@@ -379,12 +395,15 @@ def error_in(trace: Path) -> str:
 def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
     csv, jsonl = tmp_path / "trace.csv", tmp_path / "trace.jsonl"
     csv.write_text(CSV.replace("ContextTokens", "Context") + "2023-11-16 18:15:46,374,44\n")
-    assert "must hold TIMESTAMP, ContextTokens, GeneratedTokens" in error_in(csv)
+    assert "must hold 'TIMESTAMP', 'ContextTokens', 'GeneratedTokens'" in error_in(csv)
     csv.write_text(CSV + "2023-11-16 18:15:46,374,44\n2023-11-16 18:15:47,374,-1\n")
     assert "line 3: GeneratedTokens='-1'" in error_in(csv)
     jsonl.write_text('{"arrival_s": 0, "prompt_len": 3}\n')
-    assert "line 1: has arrival_s, prompt_len: must hold TIMESTAMP" in error_in(jsonl)
-    assert "or timestamp, input_length, output_length (.jsonl, as Mooncake's)" in error_in(jsonl)
+    # The names of fields are no options, though one of them is called like one.
+    assert "line 1: has 'arrival_s', 'prompt_len': must hold 'TIMESTAMP'" in error_in(jsonl)
+    assert "'arrival_s', 'prompt_len', 'output_len' (.jsonl), or 'timestamp'" in error_in(jsonl)
+    jsonl.write_text('{"arrival_s": 0, "prompt_len": 3, "output_len": 4, "block_size": 5}\n')
+    assert "line 1: Object contains unknown field `block_size`" in error_in(jsonl)
 
 
 def test_prompts_of_a_mooncake_trace_share_prefixes_unless_that_is_off(tmp_path: Path) -> None:
