@@ -81,12 +81,7 @@ class Measured:
 
 def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | None) -> list[Server]:
     """Raises ValueError unless there are labels and keys for all or none of the servers."""
-    if len(urls) < 2:
-        raise ValueError("give the URLs of at least two servers")
     bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
-    for url in bases:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r}: must begin with http:// or https://")
     for name in ("label", "api_key"):
         count = len(getattr(config, name))
         if count not in (0, len(urls)) and not (name == "api_key" and count == 1):

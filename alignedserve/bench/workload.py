@@ -46,7 +46,7 @@ class _Question:
 def make_workload(config: BenchConfig) -> list[Item]:
     """Returns the requests of a run. Raises ValueError for an unusable file."""
     rng = random.Random(config.seed)
-    tokenizer = Tokenizer.from_directory(config.tokenizer) if config.tokenizer else None
+    tokenizer = _read_tokenizer(config.tokenizer) if config.tokenizer else None
     trace = _read_trace(config) if config.dataset_name == "azure" else None
     questions = _questions(config, rng, tokenizer, trace)
     times = _times(config, rng, len(questions), trace)
@@ -83,6 +83,13 @@ def _times(config: BenchConfig, rng: random.Random, count: int, trace: list[Arri
     if trace is not None and math.isinf(config.request_rate):
         return [arrival.time_s / config.trace_speed for arrival in trace]
     return arrival_times(count, config.request_rate, config.burstiness, rng)
+
+
+def _read_tokenizer(directory: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_directory(directory)
+    except ValueError as error:
+        raise ValueError(f"tokenizer={directory!r}: {error}") from None
 
 
 def _read_trace(config: BenchConfig) -> list[Arrival]:

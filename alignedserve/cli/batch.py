@@ -98,8 +98,17 @@ def run(
         with connected(url, api_key) as client:
             _run(client, source, output, errors, endpoint, completion_window)
         return
+    _check_serve_options(serve_options)
     with own_server(serve_options, _say) as own_url, connected(own_url, api_key) as client:
         _run(client, source, output, errors, endpoint, completion_window)
+
+
+def _check_serve_options(words: tuple[str, ...]) -> None:
+    """Raises UsageError for options that `serve` does not have, before a server is started."""
+    from alignedserve.cli.serve import command as serve
+
+    root = click.get_current_context().find_root()
+    serve.make_context(serve.name, [*words], parent=root).close()
 
 
 @command.command("submit")

@@ -51,6 +51,15 @@ def with_one_goodput(args: Sequence[str]) -> list[str]:
     return found
 
 
+class ServerUrl(click.ParamType):
+    name = "URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).startswith(("http://", "https://")):
+            self.fail(f"{value!r} must begin with http:// or https://", param, ctx)
+        return str(value)
+
+
 @click.group("bench", cls=Group)
 def command() -> None:
     """Measure the engine or servers."""
@@ -120,7 +129,7 @@ def serve(plot: Path | None, **options: Any) -> None:
 
 
 @command.command("compare", cls=GoodputCommand, groups=BENCH_COMPARE)
-@click.argument("urls", nargs=-1, required=True, metavar="URL URL")
+@click.argument("urls", nargs=-1, required=True, metavar="URL URL", type=ServerUrl())
 @options_of(CompareConfig)
 @click.option("--output", type=OutputFile(), help="JSON file to write, with all settings and figures")
 @click.option(
@@ -135,6 +144,8 @@ def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **opt
     from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict, warm_up
     from alignedserve.sim.figure import figure_class
 
+    if len(urls) < 2:
+        raise click.UsageError("give the URLs of at least two servers")
     if plot:
         figure_class()
     config = CompareConfig(**options)

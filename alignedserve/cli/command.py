@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,7 @@ class Command(click.Command):
     def __init__(self, *args: Any, groups: Sequence[OptionGroup] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = groups
-        self._help = click.Option(
-            ["--help", "wanted_help"],
-            metavar="[=GROUP]" if groups else "",
-            is_flag=False,
-            flag_value=PLAIN,
-            is_eager=True,
-            expose_value=False,
-            allow_from_autoenv=False,
-            callback=self._show_help,
-            help=f"Show this message{', or one group of options,' if groups else ''} and exit.",
-        )
+        self._help = _help_option(self._show_help, has_groups=bool(groups))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -132,10 +122,38 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
 
+def _help_option(show: Callable[..., None], has_groups: bool) -> click.Option:
+    """Returns --help, which may be followed by =WORD."""
+    return click.Option(
+        ["--help", "wanted_help"],
+        metavar="[=GROUP]" if has_groups else "",
+        is_flag=False,
+        flag_value=PLAIN,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=show,
+        help=f"Show this message{', or one group of options,' if has_groups else ''} and exit.",
+    )
+
+
 class Group(click.Group):
     """A command with subcommands. It suggests one for a name that does not exist."""
 
     command_class = Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._help = _help_option(self._show_help, has_groups=False)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        return self._help
+
+    def _show_help(self, ctx: click.Context, option: click.Parameter, wanted: str | None) -> None:
+        # Its help is short, so it is the same for any word.
+        if wanted is not None and not ctx.resilient_parsing:
+            click.echo(self.get_help(ctx), color=ctx.color)
+            ctx.exit()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
-from alignedserve.cli.command import Command
+from alignedserve.cli.command import Command, did_you_mean
 from alignedserve.cli.help_groups import SIMULATE
 from alignedserve.cli.options import options_of, writing
 from alignedserve.cli.output_file import OutputFile, write_json
@@ -114,7 +114,14 @@ def load_cost(name: str) -> CostModel:
     from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 
     path = Path(name)
-    if name not in cost_presets() and path.is_file() and b'"facts"' in (data := path.read_bytes()):
+    if name in cost_presets():
+        return cost_presets()[name]
+    if not path.is_file():
+        known = ", ".join(sorted(cost_presets()))
+        raise ValueError(
+            f"cost={name!r}: must be a JSON file or one of {known}{did_you_mean(name, cost_presets())}"
+        )
+    if b'"facts"' in (data := path.read_bytes()):
         from alignedserve.instance.profile.saved import decode
 
         cost = decode(data, name).cost

@@ -205,7 +205,7 @@ def test_servers_have_their_labels_and_keys() -> None:
     ("words", "message"),
     [
         (["http://a"], "at least two servers"),
-        (["http://a", "b"], "'b': must begin with http:// or https://"),
+        (["http://a", "b"], "Invalid value for 'URL URL': 'b' must begin with http:// or https://"),
         (["http://a", "http://b", "--label", "x"], "--label: 1 given for 2 servers"),
         (["http://a", "http://b", "--job-lines", "0"], "--job-lines 0: must be above 0"),
         (["http://a", "http://b", "--goodput", "ttft=100"], "--goodput ttft=100: write ttft:100"),

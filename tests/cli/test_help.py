@@ -99,6 +99,13 @@ def test_a_command_without_groups_shows_everything() -> None:
     assert plain == invoke("top", "--help=all").stdout == invoke("top", "--help=every").stdout
 
 
+def test_groups_of_commands_show_their_help_whatever_is_asked_for() -> None:
+    for words in ((), ("batch",)):
+        assert invoke(*words, "--help").stdout == invoke(*words, "--help=all").stdout
+    whole = " ".join(invoke("--help").stdout.split())
+    assert whole.endswith("--help=WORD those with a word in their names.") and " --help Show this" in whole
+
+
 def test_help_on_batch_run_shows_the_options_of_serve_too() -> None:
     plain, whole, some = (invoke("batch", "run", f"--help{each}").stdout for each in ("", "=all", "=memory"))
     assert "--completion-window" in plain and "--kv-cache-memory-bytes" not in plain

@@ -330,6 +330,12 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
             ["--cost", "h100"],
             "must be a JSON file or one of llama-2-70b/h100-80gb-tp4, mixtral-8x7b/h200, opt-13b/a100-80gb",
         ),
+        (["--cost", "opt-13b/a100"], "did you mean 'opt-13b/a100-80gb'?"),
+        (["--prefill-instances", "0"], "--prefill-instances 0: must be from 1 to 1024"),
+        (
+            ["--colocated-instances", "1", "--colocated-instances", "5000"],
+            "--colocated-instances 5000: must be",
+        ),
         (["--policy", "lifo"], "Invalid value for '--policy': 'lifo' is not one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "--max-model-len 16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of --max-model-len 16384"),
@@ -384,8 +390,11 @@ def test_objectives_are_mixed_in_the_shares_that_are_said() -> None:
 
 def test_it_is_said_without_a_traceback() -> None:
     done = simulate("--cost", "h100")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: cost model 'h100'") and done.stderr.count("\n") == 1
+    assert done.returncode == 2
+    assert (
+        done.stderr.startswith("Error: --cost h100: must be a JSON file or one of ")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def error_in(trace: Path) -> str:

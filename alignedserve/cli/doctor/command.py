@@ -124,7 +124,7 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
 
 def _server_checks(server: Server) -> Iterator[Check]:
     key = "if the key is wrong, use --api-key"
-    yield Check("health", server.health, "start it, or use another --url")
+    yield Check("health", server.health, "start it with `alignedserve serve`, or use another --url")
     # Known by now, since the check before has run.
     if not server.has_answered:
         return

@@ -9,7 +9,7 @@ import httpx
 
 from alignedserve.cli.chat_client import Answer, ChatClient, Refused
 from alignedserve.cli.doctor.finding import Finding, Level, NotChecked, fail, ok, warn
-from alignedserve.cli.http import away, refusal
+from alignedserve.cli.http import refusal, why_away
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
 _MAX_TOKENS = 4
@@ -35,7 +35,7 @@ class Server:
         try:
             answer = self._http.get("/health")
         except httpx.TransportError as error:
-            raise ValueError(away(self._http, error)) from None
+            raise ValueError(why_away(self._http, error)) from None
         self.has_answered = True
         try:
             body = answer.json()
