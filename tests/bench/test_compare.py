@@ -28,7 +28,7 @@ from alignedserve.cli.bench import command, with_one_goodput
 from alignedserve.cli.progress import bar
 from tests.gateway.batching import System, play
 
-QUICK = ("--num-prompts", "4", "--request-rate", "40", "--job-warmup-s", "0.3", "--job-lines", "3000")
+QUICK = ("--num-prompts", "4", "--request-rate", "40", "--job-warmup-s", "0.3", "--job-lines", "1000")
 SHORT = ("--input-len", "5", "--output-len", "3", "--job-input-len", "5", "--job-output-len", "3")
 
 
@@ -68,9 +68,11 @@ def plain_server() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_server_with_a_batch_api_beside_one_without(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ async def check_nothing_is_left(at: System) -> None:
 def test_a_job_ends_with_a_measurement_that_is_interrupted() -> None:
     async def scenario(at: System) -> None:
         # One chat request alone, then a job that runs alone for an hour.
-        config = CompareConfig(num_prompts=1, job_lines=3000, job_warmup_s=3600, input_len=5, job_input_len=5)
+        config = CompareConfig(num_prompts=1, job_lines=300, job_warmup_s=3600, input_len=5, job_input_len=5)
         server = Server("ours", str(at.gateway.http.base_url), None)
         measuring = asyncio.create_task(
             measure(config, server, "demo", lambda total, title: bar(total, title, "req"))
