@@ -27,7 +27,7 @@ from alignedserve.bench.run import http_client
 from alignedserve.bench.workload import count_prompts, make_workload
 
 PERCENTILES = (50.0, 99.0)
-# Of this number of requests or fewer, p99 lies between the two slowest.
+# With this number of requests or fewer, p99 lies between the two slowest.
 _FEW = 100
 COLUMNS = (
     "server",

@@ -51,7 +51,7 @@ def with_one_goodput(args: Sequence[str]) -> list[str]:
     return found
 
 
-class ServerUrl(click.ParamType):
+class ServerUrl(click.types.StringParamType):
     name = "URL"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
