@@ -21,7 +21,7 @@ import click
 import pytest
 import yaml
 
-from alignedserve.cli.main import cli
+from alignedserve.cli.main import FORMER, cli
 
 ROOT = Path(__file__).parents[1]
 NAMED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
@@ -100,6 +100,11 @@ def test_commands_of_alignedserve_can_be_parsed(page: Path, monkeypatch: pytest.
                 assert ended.exit_code == 0
             except click.ClickException as error:
                 pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
+
+
+@each_page
+def test_commands_have_their_present_names(page: Path) -> None:
+    assert not re.search(rf"alignedserve ({'|'.join(FORMER)})\b", page.read_text())
 
 
 class _Parsed(Exception):

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import httpx2
 
 ENDPOINT = "/v1/chat/completions"
+# Seconds between two looks at a batch, and seconds that a cancelled one may take to end.
+_POLL_S, _STOP_S = 0.2, 60.0
 # Status codes of servers that have no Files and Batches API.
 _NO_SUCH_API = (404, 405, 501)
 _OVER = ("failed", "completed", "expired", "cancelled")
@@ -20,13 +22,13 @@ class BestEffort(Protocol):
     """Load that runs until it is stopped or has ended."""
 
     async def num_done(self) -> int:
-        """Returns the number of answered lines. Raises ValueError if the load has failed."""
+        """Returns the number of answered lines. Raises ValueError if the load has ended without any."""
 
     async def is_going_on(self) -> bool:
         """Returns whether there are lines that were neither answered nor refused."""
 
     async def stop(self) -> None:
-        """Stops the load. Safe to repeat."""
+        """Stops the load, and deletes its files on the server. Safe to repeat. Raises ValueError if that fails."""
 
 
 async def start_best_effort(
@@ -42,6 +44,17 @@ async def start_best_effort(
     return PlainRequests(http, url, bodies, concurrency), False
 
 
+async def first_line(load: BestEffort, url: str, timeout_s: float) -> None:
+    """Waits until a line is answered, or until the load has ended: a batch job is validated first, and may have to wait
+    for others. Raises ValueError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await load.num_done() and await load.is_going_on():
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise ValueError(f"{url}: best effort got no answer within {timeout_s:g} s") from None
+
+
 async def _start_job(http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[str, Any]]) -> BatchJob | None:
     """Returns None if the server has no batch API."""
     common = {"method": "POST", "url": ENDPOINT}
@@ -52,15 +65,32 @@ async def _start_job(http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[s
     )
     if uploaded.status_code in _NO_SUCH_API:
         return None
-    asked = {"input_file_id": _checked(uploaded)["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
-    created = await http.post(f"{url}/v1/batches", json=asked)
-    return None if created.status_code in _NO_SUCH_API else BatchJob(http, url, _checked(created)["id"])
+    file_id = _checked(uploaded)["id"]
+    asked = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
+    batch_id = None
+    try:
+        created = await http.post(f"{url}/v1/batches", json=asked)
+        if created.status_code in _NO_SUCH_API:
+            return None
+        batch_id = _checked(created)["id"]
+        return BatchJob(http, url, batch_id)
+    finally:
+        if batch_id is None:
+            await _delete_file(http, url, file_id)
+
+
+async def _delete_file(http: httpx2.AsyncClient, url: str, file_id: str) -> None:
+    answer = await http.delete(f"{url}/v1/files/{file_id}")
+    # Nothing is left to do for a file that does not exist.
+    if answer.status_code != httpx2.codes.NOT_FOUND:
+        _checked(answer)
 
 
 class BatchJob:
-    def __init__(self, http: httpx2.AsyncClient, url: str, batch_id: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, server_url: str, batch_id: str) -> None:
         self._http = http
-        self._url = f"{url}/v1/batches/{batch_id}"
+        self._server_url = server_url
+        self._url = f"{server_url}/v1/batches/{batch_id}"
 
     async def is_going_on(self) -> bool:
         return _checked(await self._http.get(self._url))["status"] not in _OVER
@@ -73,9 +103,19 @@ class BatchJob:
         return int((batch.get("request_counts") or {}).get("completed", 0))
 
     async def stop(self) -> None:
-        batch = _checked(await self._http.get(self._url))
-        if batch["status"] not in _OVER:
+        if await self.is_going_on():
+            # It may have ended in the meantime, and is then refused.
             await self._http.post(f"{self._url}/cancel")
+        try:
+            async with asyncio.timeout(_STOP_S):
+                while await self.is_going_on():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise ValueError(f"{self._url}: is still running {_STOP_S:g} s after it was cancelled") from None
+        batch = _checked(await self._http.get(self._url))
+        for name in ("input_file_id", "output_file_id", "error_file_id"):
+            if file_id := batch.get(name):
+                await _delete_file(self._http, self._server_url, file_id)
 
 
 class PlainRequests:
@@ -92,7 +132,7 @@ class PlainRequests:
         self._senders = [asyncio.create_task(self._send()) for _ in range(concurrency)]
 
     async def num_done(self) -> int:
-        if self._error and not self._num_done:
+        if self._error and not self._num_done and not await self.is_going_on():
             raise ValueError(self._error)
         return self._num_done
 

@@ -1,31 +1,34 @@
 """Compares servers: chat alone, and chat beside a batch job.
 
-Every server gets the same requests, and one server is measured after the other.
+Every server gets the same requests. All of them answer a few requests first: what a first request costs, such as a
+compilation, is not measured. Then one server is measured after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 from tqdm import tqdm
 
-from alignedserve.bench.best_effort import BestEffort, start_best_effort
+from alignedserve.bench.best_effort import BestEffort, first_line, start_best_effort
 from alignedserve.bench.client import Client, Outcome, first_model
-from alignedserve.bench.compare_config import CompareConfig
+from alignedserve.bench.compare_config import ALONE, BESIDE, WARM_UP, CompareConfig
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.results import Results, evaluate
 from alignedserve.bench.run import http_client
-from alignedserve.bench.workload import make_workload
+from alignedserve.bench.workload import count_prompts, make_workload
 
 PERCENTILES = (50.0, 99.0)
-# Added to the seed, so that no run finds prompts of an earlier one in the prefix cache.
-_ALONE, _BESIDE, _JOB = 0, 1, 2
+# With this number of requests or fewer, p99 lies between the two slowest.
+_FEW = 100
 COLUMNS = (
     "server",
     "chat",
@@ -63,6 +66,8 @@ class Measured:
     has_job_lasted: bool
     # The first error of chat requests; None: there was none.
     error: str | None
+    # Why the batch job or its files may still be on the server; None: they are not.
+    left_behind: str | None = None
 
     @property
     def runs(self) -> dict[str, Results]:
@@ -76,12 +81,7 @@ class Measured:
 
 def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | None) -> list[Server]:
     """Raises ValueError unless there are labels and keys for all or none of the servers."""
-    if len(urls) < 2:
-        raise ValueError("give the URLs of at least two servers")
     bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
-    for url in bases:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r}: must begin with http:// or https://")
     for name in ("label", "api_key"):
         count = len(getattr(config, name))
         if count not in (0, len(urls)) and not (name == "api_key" and count == 1):
@@ -92,31 +92,49 @@ def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | No
     return [Server(*each) for each in zip(labels, bases, keys, strict=True)]
 
 
-async def measure(config: CompareConfig, server: Server, make_bar: MakeBar) -> Measured:
+async def warm_up(config: CompareConfig, server: Server) -> str:
+    """Sends a few requests to the server, and returns the name of its model. Raises ValueError if it answers none."""
+    async with _connected(config, server) as http:
+        model = config.model or await first_model(http, server.url)
+        chat = config.chat(server.url, WARM_UP)
+        outcomes, _ = await Client(chat, http, model).run(make_workload(chat))
+    if all(each.error for each in outcomes):
+        raise ValueError(f"{server.url}: answers no chat request: {outcomes[0].error}")
+    return model
+
+
+async def measure(config: CompareConfig, server: Server, model: str, make_bar: MakeBar) -> Measured:
     """Measures one server. Raises ValueError if it can't be used."""
-    async with http_client(config.request_timeout_s, server.api_key) as http:
-        try:
-            return await _measure(config, server, http, make_bar)
-        except httpx2.HTTPError as error:
-            raise ValueError(f"{server.url}: {error or type(error).__name__}") from None
+    async with _connected(config, server) as http:
+        return await _measure(config, server, model, http, make_bar)
+
+
+@asynccontextmanager
+async def _connected(config: CompareConfig, server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    try:
+        async with http_client(config.request_timeout_s, server.api_key) as http:
+            yield http
+    except httpx2.HTTPError as error:
+        raise ValueError(f"{server.url}: {error or type(error).__name__}") from None
 
 
 async def _measure(
-    config: CompareConfig, server: Server, http: httpx2.AsyncClient, make_bar: MakeBar
+    config: CompareConfig, server: Server, model: str, http: httpx2.AsyncClient, make_bar: MakeBar
 ) -> Measured:
-    model = config.model or await first_model(http, server.url)
-    alone, beside = config.chat(server.url, _ALONE), config.chat(server.url, _BESIDE)
+    alone, beside = config.chat(server.url, ALONE), config.chat(server.url, BESIDE)
     first = await _chat(alone, http, model, f"{server.label} alone", make_bar)
-    bodies = _bodies(config.job(server.url, _JOB), model)
+    bodies = _bodies(config.job(server.url), model)
     load, has_batch_api = await start_best_effort(http, server.url, bodies, config.job_concurrency)
     try:
+        await first_line(load, server.url, config.request_timeout_s)
         await asyncio.sleep(config.job_warmup_s)
         num_before, begun_s = await load.num_done(), time.perf_counter()
         second = await _chat(beside, http, model, f"{server.label} beside batch", make_bar)
         num_done, passed_s = await load.num_done(), time.perf_counter() - begun_s
         has_job_lasted = await load.is_going_on()
     finally:
-        await _stop(load)
+        # Also after an interruption.
+        left_behind = await _stop(load)
     outcomes = [*first[0], *second[0]]
     return Measured(
         server,
@@ -127,15 +145,18 @@ async def _measure(
         has_batch_api,
         has_job_lasted,
         next((each.error for each in outcomes if each.error), None),
+        left_behind,
     )
 
 
-async def _stop(load: BestEffort) -> None:
+async def _stop(load: BestEffort) -> str | None:
+    """Returns why the load could not be stopped; None if it was. The measurement stands, or another error is on its
+    way."""
     try:
         await load.stop()
-    except (httpx2.HTTPError, ValueError):
-        # The measurement stands, or another error is on its way.
-        return
+    except (httpx2.HTTPError, ValueError) as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 async def _chat(
@@ -206,6 +227,18 @@ def remarks(found: Sequence[Measured], config: CompareConfig) -> Iterator[str]:
             yield f"{label}: all {config.job_lines} lines were answered or refused before chat ended; raise --job-lines"
         if each.error:
             yield f"{label}: chat requests failed, the first with: {each.error}"
+        if each.left_behind:
+            yield f"{label}: the batch job or its files may still be there: {each.left_behind}"
+    fewest = min(run.completed for each in found for run in each.runs.values())
+    if fewest <= _FEW:
+        yield f"p99 of {fewest} requests is nearly their maximum; raise --num-prompts to measure the tail"
+    if config.dataset_name == "custom" and config.dataset_path is not None:
+        num_prompts = count_prompts(Path(config.dataset_path))
+        if num_prompts < config.num_chats:
+            yield (
+                f"{config.dataset_path} holds {num_prompts} prompts for {config.num_chats} requests: a prefix cache "
+                "may hold those that repeat"
+            )
 
 
 def verdict(found: Sequence[Measured]) -> str:

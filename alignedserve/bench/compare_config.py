@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from alignedserve.bench.config import BenchConfig
 
 DATASETS = ("random", "custom", "demo")
+# The sets of requests that a server gets, in their order. No two have the same prompts: otherwise a server would find
+# those of an earlier one in its prefix cache.
+_SETS = range(4)
+WARM_UP, ALONE, BESIDE, JOB = _SETS
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class CompareConfig:
     ] = "random"
     dataset_path: Annotated[str | None, "file of custom"] = None
     num_prompts: Annotated[int, "number of chat requests, alone and again beside the job"] = 60
+    num_warmups: Annotated[int, "chat requests that each server gets before anything is measured"] = 4
     request_rate: Annotated[float, "chat requests per second"] = 2.0
     input_len: Annotated[int, "words of a random chat prompt"] = 200
     output_len: Annotated[int, "tokens of its answer"] = 64
@@ -33,7 +39,7 @@ class CompareConfig:
     job_input_len: Annotated[int, "words of a line's prompt"] = 200
     job_output_len: Annotated[int, "tokens of its answer"] = 128
     job_concurrency: Annotated[int, "open best-effort requests on a server without a batch API"] = 64
-    job_warmup_s: Annotated[float, "seconds of the job alone before chat begins"] = 5.0
+    job_warmup_s: Annotated[float, "seconds from the job's first answer until chat begins"] = 5.0
 
     temperature: Annotated[
         float | None, "sampling temperature [default: 0 for demo tasks, else the server's]"
@@ -45,6 +51,7 @@ class CompareConfig:
         for name in (
             "input_len",
             "output_len",
+            "num_warmups",
             "job_lines",
             "job_input_len",
             "job_output_len",
@@ -57,28 +64,35 @@ class CompareConfig:
         if not self.goodput.split():
             raise ValueError("goodput: needs an objective, such as ttft:1000")
         # Checks the other fields.
-        _ = self.chat("http://host", 0)
+        _ = self.chat("http://host", ALONE)
 
-    def chat(self, url: str, seed: int) -> BenchConfig:
-        """Returns the settings of a run of chat requests. `seed` makes its prompts differ from those of other runs."""
+    @property
+    def num_chats(self) -> int:
+        """Chat requests that each server gets."""
+        return self.num_warmups + 2 * self.num_prompts
+
+    def chat(self, url: str, which: int) -> BenchConfig:
+        """Returns the settings of one set of chat requests: WARM_UP, ALONE or BESIDE."""
+        is_warm_up = which == WARM_UP
         return BenchConfig(
             base_url=url,
             backend="openai-chat",
             dataset_name=self.dataset_name,
             dataset_path=self.dataset_path,
-            num_prompts=self.num_prompts,
+            num_skipped=(0, self.num_warmups, self.num_warmups + self.num_prompts)[which],
+            num_prompts=self.num_warmups if is_warm_up else self.num_prompts,
             random_input_len=self.input_len,
             random_output_len=self.output_len,
             custom_output_len=self.output_len,
-            request_rate=self.request_rate,
+            request_rate=math.inf if is_warm_up else self.request_rate,
             temperature=self.temperature,
             ignore_eos=self.ignore_eos,
             request_timeout_s=self.request_timeout_s,
-            seed=self.seed + seed,
+            seed=self._seed(which),
             goodput=self.goodput,
         )
 
-    def job(self, url: str, seed: int) -> BenchConfig:
+    def job(self, url: str) -> BenchConfig:
         """Returns the settings that the lines of the job are made from."""
         return BenchConfig(
             base_url=url,
@@ -88,5 +102,9 @@ class CompareConfig:
             random_output_len=self.job_output_len,
             temperature=self.temperature,
             ignore_eos=self.ignore_eos,
-            seed=self.seed + seed,
+            seed=self._seed(JOB),
         )
+
+    def _seed(self, which: int) -> int:
+        """Also differs from all seeds of the same command with another --seed."""
+        return len(_SETS) * self.seed + which

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from alignedserve.bench.compare import Measured
-from alignedserve.bench.plot import figure_class
 from alignedserve.bench.results import Results
+from alignedserve.sim.figure import figure_class
 
 _COLORS = {"alone": "tab:gray", "beside batch": "tab:blue"}
 _BATCH_COLOR = "tab:orange"
@@ -30,7 +30,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
     """Draws the comparison to a file. Raises ValueError if matplotlib is not installed."""
     figure = figure_class()(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     labels = [each.server.label for each in found]
-    *panels, batch = figure.subplots(1, len(PANELS) + 1)
+    *panels, batch = figure.subplots(1, len(PANELS) + 1, squeeze=False)[0]
     for axes, (title, value) in zip(panels, PANELS.items(), strict=True):
         for place, (name, color) in enumerate(_COLORS.items()):
             heights = [value(each.runs[name]) for each in found]

@@ -32,6 +32,8 @@ class BenchConfig:
         str, "prompts: custom is a JSONL file, demo has tasks with checked answers, azure a trace", DATASETS
     ] = "random"
     dataset_path: Annotated[str | None, "file of custom or azure"] = None
+    # Prompts at the beginning of a custom file that are left out, because an earlier run had them.
+    num_skipped: int = 0
     num_prompts: Annotated[int, "number of requests"] = 1000
     random_input_len: Annotated[int, "tokens of random prompts"] = 1024
     random_output_len: Annotated[int, "tokens of their answers"] = 128

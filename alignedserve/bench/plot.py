@@ -8,19 +8,11 @@ from typing import Any
 
 from alignedserve.bench.client import Outcome
 from alignedserve.bench.results import is_good, is_whole, times_of
+from alignedserve.sim.figure import figure_class
 
 NUM_WINDOWS = 30
 COLORS = {"rt": "tab:blue", "be": "tab:orange"}
 LABELS = {"rt": "real-time", "be": "best-effort"}
-
-
-def figure_class() -> Any:
-    """Returns matplotlib's Figure. Raises ValueError if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plot: needs matplotlib; pip install 'alignedserve[plot]'") from None
-    return Figure
 
 
 def draw(

@@ -5,12 +5,13 @@ Classes and checked answers, which vLLM does not have, are at the end.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from alignedserve.bench.client import Outcome
 from alignedserve.bench.config import BenchConfig
@@ -167,5 +168,6 @@ def save(config: BenchConfig, found: dict[str, Any]) -> Path:
     made = f"{config.label or config.kind}-{config.request_rate}qps{bound}-{model}-{found['date']}.json"
     path = Path(config.result_dir or ".") / (config.result_filename or made)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found))
+    # Without the numbers that JSON does not have: they become null.
+    path.write_bytes(msgspec.json.encode(found))
     return path

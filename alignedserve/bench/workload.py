@@ -46,7 +46,7 @@ class _Question:
 def make_workload(config: BenchConfig) -> list[Item]:
     """Returns the requests of a run. Raises ValueError for an unusable file."""
     rng = random.Random(config.seed)
-    tokenizer = Tokenizer.from_directory(config.tokenizer) if config.tokenizer else None
+    tokenizer = _read_tokenizer(config.tokenizer) if config.tokenizer else None
     trace = _read_trace(config) if config.dataset_name == "azure" else None
     questions = _questions(config, rng, tokenizer, trace)
     times = _times(config, rng, len(questions), trace)
@@ -83,6 +83,13 @@ def _times(config: BenchConfig, rng: random.Random, count: int, trace: list[Arri
     if trace is not None and math.isinf(config.request_rate):
         return [arrival.time_s / config.trace_speed for arrival in trace]
     return arrival_times(count, config.request_rate, config.burstiness, rng)
+
+
+def _read_tokenizer(directory: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_directory(directory)
+    except ValueError as error:
+        raise ValueError(f"tokenizer={directory!r}: {error}") from None
 
 
 def _read_trace(config: BenchConfig) -> list[Arrival]:
@@ -144,15 +151,26 @@ def _read_jsonl(config: BenchConfig) -> list[_Question]:
     """Returns the needed number of questions. A file with fewer is repeated."""
     assert config.dataset_path
     path = Path(config.dataset_path)
-    lines = enumerate(path.read_text().splitlines(), 1)
-    read = [_row(line, f"{path}, line {number}", config) for number, line in lines if line.strip()]
+    read = [_row(line, f"{path}, line {number}", config) for number, line in _rows(path)]
     if not read:
         raise ValueError(f"{path}: holds no prompts")
-    return list(_repeat(read, config.num_prompts))
+    end = config.num_skipped + config.num_prompts
+    return list(itertools.islice(itertools.cycle(read), config.num_skipped, end))
 
 
-def _repeat(questions: list[_Question], count: int) -> Iterator[_Question]:
-    return itertools.islice(itertools.cycle(questions), count)
+def count_prompts(path: Path) -> int:
+    """Returns the number of prompts in a custom file."""
+    return sum(1 for _ in _rows(path))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines that are not empty, with their numbers."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"is not text: {error}"
+        raise ValueError(f"dataset_path={str(path)!r}: {reason}") from None
+    yield from ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def _row(line: str, where: str, config: BenchConfig) -> _Question:

@@ -45,7 +45,12 @@ class BatchClient:
             "endpoint": endpoint or _endpoint_of(source),
             "completion_window": completion_window,
         }
-        return self._ask("POST", "/v1/batches", json=asked)
+        try:
+            return self._ask("POST", "/v1/batches", json=asked)
+        except ValueError:
+            # The file of a batch that was refused is of no use.
+            self._http.delete(f"/v1/files/{uploaded['id']}")
+            raise
 
     def batch(self, batch_id: str) -> Json:
         return self._ask("GET", f"/v1/batches/{batch_id}")
@@ -144,8 +149,10 @@ class ServerAway(click.ClickException):
     """The server can't be reached, perhaps only for a moment."""
 
 
-def _failure(answer: httpx2.Response) -> click.ClickException:
-    return ServerAway(refusal(answer)) if answer.status_code == 503 else click.ClickException(refusal(answer))
+def _failure(answer: httpx2.Response) -> Exception:
+    """Returns ValueError for a value that is not allowed: a command names its own options in it."""
+    kinds: dict[int, type[Exception]] = {400: ValueError, 503: ServerAway}
+    return kinds.get(answer.status_code, click.ClickException)(refusal(answer))
 
 
 def _endpoint_of(source: Path) -> str:

@@ -20,13 +20,44 @@ from alignedserve.bench.config import BenchConfig
 from alignedserve.cli.command import Command, Group
 from alignedserve.cli.help_groups import BENCH_COMPARE, BENCH_ENGINE, BENCH_SERVE
 from alignedserve.cli.options import EngineCommand, engine_options, options_of, writing
-from alignedserve.cli.output_file import OutputFile
+from alignedserve.cli.output_file import OutputFile, write_json
 from alignedserve.cli.progress import bar, busy
 
 if TYPE_CHECKING:
     from alignedserve import LLM
 
 AT_LEAST_ONE = click.IntRange(min=1)
+_GOODPUT = "--goodput"
+
+
+class GoodputCommand(Command):
+    """A command with --goodput, which may be followed by several objectives, as in vLLM."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_one_goodput(args))
+
+
+def with_one_goodput(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with all objectives after --goodput as one. A URL is none."""
+    found: list[str] = []
+    is_goodput = False
+    for arg in args:
+        is_objective = is_goodput and not arg.startswith("-") and "//" not in arg
+        if is_objective and found[-1] != _GOODPUT:
+            found[-1] += f" {arg}"
+        else:
+            found.append(arg)
+            is_goodput = is_objective or arg.partition("=")[0] == _GOODPUT
+    return found
+
+
+class ServerUrl(click.types.StringParamType):
+    name = "URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).startswith(("http://", "https://")):
+            self.fail(f"{value!r} must begin with http:// or https://", param, ctx)
+        return str(value)
 
 
 @click.group("bench", cls=Group)
@@ -82,20 +113,14 @@ def engine(
             file.write(line + "\n")
 
 
-@command.command("serve", cls=Command, groups=BENCH_SERVE)
-@click.argument("more_goodput", nargs=-1, metavar="")
+@command.command("serve", cls=GoodputCommand, groups=BENCH_SERVE)
 @options_of(BenchConfig, without=["plot"])
 @click.option("--plot", type=OutputFile(), help="PNG file to draw, with TTFT, TPOT, and attainment over time")
-def serve(more_goodput: tuple[str, ...], plot: Path | None, **options: Any) -> None:
+def serve(plot: Path | None, **options: Any) -> None:
     """Send requests to an OpenAI-compatible server and measure its answers."""
-    from alignedserve.bench.plot import figure_class
     from alignedserve.bench.run import run
+    from alignedserve.sim.figure import figure_class
 
-    if more_goodput:
-        # In "--goodput ttft:200 tpot:50", click takes only the first value as part of the option.
-        if options["goodput"] is None:
-            raise click.UsageError(f"unexpected {' '.join(more_goodput)}")
-        options["goodput"] = " ".join([options["goodput"], *more_goodput])
     if plot:
         figure_class()
     found = run(BenchConfig(**options, plot=str(plot) if plot else None), click.echo)
@@ -103,8 +128,8 @@ def serve(more_goodput: tuple[str, ...], plot: Path | None, **options: Any) -> N
         raise click.ClickException("no request was answered")
 
 
-@command.command("compare", cls=Command, groups=BENCH_COMPARE)
-@click.argument("urls", nargs=-1, required=True, metavar="URL URL")
+@command.command("compare", cls=GoodputCommand, groups=BENCH_COMPARE)
+@click.argument("urls", nargs=-1, required=True, metavar="URL URL", type=ServerUrl())
 @options_of(CompareConfig)
 @click.option("--output", type=OutputFile(), help="JSON file to write, with all settings and figures")
 @click.option(
@@ -113,19 +138,27 @@ def serve(more_goodput: tuple[str, ...], plot: Path | None, **options: Any) -> N
 def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **options: Any) -> None:
     """Compare servers at chat alone and at chat beside a batch job.
 
-    Each URL is that of an OpenAI-compatible server. The servers get the same requests, one server after the other. On a
-    server without a batch API, best effort is sent as plain requests.
+    Each URL is that of an OpenAI-compatible server. The servers get the same requests, one server after the other, and
+    a few before anything is measured. On a server without a batch API, best effort is sent as plain requests.
     """
-    from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict
-    from alignedserve.bench.plot import figure_class
+    from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict, warm_up
+    from alignedserve.sim.figure import figure_class
 
+    if len(urls) < 2:
+        raise click.UsageError("give the URLs of at least two servers")
     if plot:
         figure_class()
     config = CompareConfig(**options)
     servers = servers_of(config, urls, os.environ.get("OPENAI_API_KEY"))
-    found = []
+    models = []
     for server in servers:
-        found.append(asyncio.run(measure(config, server, lambda total, title: bar(total, title, "req"))))
+        with busy(f"Warming up {server.label}"):
+            models.append(asyncio.run(warm_up(config, server)))
+    found = []
+    for server, model in zip(servers, models, strict=True):
+        found.append(
+            asyncio.run(measure(config, server, model, lambda total, title: bar(total, title, "req")))
+        )
         if not sys.stderr.isatty():
             click.echo(f"{server.label}: measured", err=True)
     for line in (*table(found), "", *remarks(found, config), verdict(found)):
@@ -134,7 +167,7 @@ def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **opt
         settings = {name: value for name, value in options.items() if name != "api_key"}
         whole = {"settings": settings, "servers": [each.as_dict() for each in found]}
         with writing(output):
-            output.write_text(json.dumps(whole, indent=1) + "\n")
+            write_json(output, whole)
     if plot:
         from alignedserve.bench.compare_plot import draw
 

@@ -1,23 +1,27 @@
 """The base of all commands: errors name options as they are typed, and help comes in groups.
 
 `alignedserve COMMAND --help` shows the options that matter and the names of the groups. `--help=GROUP` shows one
-group, `--help=all` everything, and any other word the options with that word in their name.
+group, `--help=all` everything, and any other word the options with that word in their name. A command with few options
+has no groups: it always shows everything.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 ALL = "all"
 # The value of a bare `--help`.
-_PLAIN = ""
-_VALUE = r"""'[^']*'|"[^"]*"|\([^)]*\)|[^\s:,;)]+"""
+PLAIN = ""
+# Text in quotes is a value, or what a file holds. An apostrophe inside a word is none of them.
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)"""
+_VALUE = rf"{_QUOTED}|\([^)]*\)|[^\s:,;)]+"
 
 
 @dataclass(frozen=True)
@@ -46,28 +50,18 @@ class Command(click.Command):
     def __init__(self, *args: Any, groups: Sequence[OptionGroup] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = groups
-        self._grouped_help = click.Option(
-            ["--help", "wanted_help"],
-            metavar="[=GROUP]",
-            is_flag=False,
-            flag_value=_PLAIN,
-            is_eager=True,
-            expose_value=False,
-            allow_from_autoenv=False,
-            callback=self._show_help,
-            help="Show this message, or one group of options, and exit.",
-        )
+        self._help = _help_option(self._show_help, has_groups=bool(groups))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except ValueError as error:
             message = str(error)
-            named = in_flags(message, self.params)
+            named = in_flags(message, self.params, texts_in(ctx.params.values()))
             raise (WrongOption(named) if named != message else click.ClickException(message)) from error
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        return self._grouped_help if self.groups else super().get_help_option(ctx)
+        return self._help
 
     def _show_help(self, ctx: click.Context, option: click.Parameter, wanted: str | None) -> None:
         if wanted is None or ctx.resilient_parsing:
@@ -76,8 +70,11 @@ class Command(click.Command):
         ctx.exit()
 
     def help_on(self, ctx: click.Context, wanted: str) -> str:
-        """Returns the help on a group, on all groups, or on options that have a word in their names."""
-        if wanted == _PLAIN:
+        """Returns the help on a group, on all groups, or on options that have a word in their names.
+
+        Without groups, that is always the whole help.
+        """
+        if wanted == PLAIN or not self.groups:
             return self.get_help(ctx)
         if wanted == ALL:
             shown = {group.title: group.options for group in self.groups}
@@ -98,6 +95,11 @@ class Command(click.Command):
         if wanted == ALL:
             self.format_help_text(ctx, formatter)
         self._write_groups(ctx, formatter, shown)
+        if wanted != ALL:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"These are not all options: {ctx.command_path} --help lists the groups, --help={ALL} shows everything."
+            )
         return formatter.getvalue().rstrip("\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -120,10 +122,38 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
 
+def _help_option(show: Callable[..., None], has_groups: bool) -> click.Option:
+    """Returns --help, which may be followed by =WORD."""
+    return click.Option(
+        ["--help", "wanted_help"],
+        metavar="[=GROUP]" if has_groups else "",
+        is_flag=False,
+        flag_value=PLAIN,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=show,
+        help=f"Show this message{', or one group of options,' if has_groups else ''} and exit.",
+    )
+
+
 class Group(click.Group):
     """A command with subcommands. It suggests one for a name that does not exist."""
 
     command_class = Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._help = _help_option(self._show_help, has_groups=False)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        return self._help
+
+    def _show_help(self, ctx: click.Context, option: click.Parameter, wanted: str | None) -> None:
+        # Its help is short, so it is the same for any word.
+        if wanted is not None and not ctx.resilient_parsing:
+            click.echo(self.get_help(ctx), color=ctx.color)
+            ctx.exit()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -168,16 +198,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
-    """Returns the message with options as they are typed: `--port 1` for `port=1`."""
+def in_flags(message: str, params: Iterable[click.Parameter], given: Iterable[str] = ()) -> str:
+    """Returns the message with options as they are typed: `--port 1` for `port=1`.
+
+    Quoted text stays as it is, and so do the texts that the user has `given`, such as the names of files.
+    """
     flags = {each.name: each for each in params if isinstance(each, click.Option) and each.name}
-    names = sorted(filter(None, flags), key=len, reverse=True)
-    if not names:
+    if not flags:
         return message
-    pattern = rf"(?<![\w.=/-])({'|'.join(map(re.escape, names))})(?:=({_VALUE})|(?![\w=./-]))"
+    names = "|".join(map(re.escape, _longest_first(flags)))
+    kept = "|".join([_QUOTED, *(rf"(?<!\w){re.escape(text)}(?!\w)" for text in _longest_first(given))])
+    pattern = rf"(?P<kept>{kept})|(?<![\w.=/-])(?P<name>{names})(?:=(?P<value>{_VALUE})|(?![\w=./-]))"
 
     def typed(found: re.Match[str]) -> str:
-        name, value = found[1], found[2]
+        name, value = found["name"], found["value"]
+        if found["kept"] is not None:
+            return found["kept"]
         option = flags[name]
         flag = max(option.opts, key=len)
         if value is None:
@@ -190,3 +226,17 @@ def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
         return f"{flag} {plain if plain and ' ' not in plain else value}"
 
     return re.sub(pattern, typed, message)
+
+
+def texts_in(values: Iterable[object]) -> Iterator[str]:
+    """Yields the texts among the values of options, and those in lists of them."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from texts_in(value)
+        elif isinstance(value, str | Path) and str(value):
+            yield str(value)
+
+
+def _longest_first(texts: Iterable[str]) -> list[str]:
+    """So that a pattern of all of them never matches only the beginning of one."""
+    return sorted(texts, key=len, reverse=True)

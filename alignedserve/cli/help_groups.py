@@ -164,7 +164,7 @@ BENCH_COMPARE = (
         "chat",
         "Chat",
         ("dataset_name", "num_prompts", "request_rate", "goodput"),
-        ("dataset_path", "input_len", "output_len", "temperature", "ignore_eos", "seed"),
+        ("num_warmups", "dataset_path", "input_len", "output_len", "temperature", "ignore_eos", "seed"),
     ),
     OptionGroup(
         "batch",

@@ -27,11 +27,18 @@ def refusal(answer: httpx2.Response) -> str:
 
 
 def away(http: httpx2.Client, error: httpx2.TransportError) -> str:
-    """Returns the message for a server that can't be reached."""
-    url = str(http.base_url).rstrip("/")
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return f"{url}: no server answers there; `alignedserve serve` starts one, --url names another"
-    return f"{url}: {error or type(error).__name__}"
+    """Returns the message for a server that can't be reached, with what to do."""
+    hint = "; `alignedserve serve` starts one, --url names another" if _is_absent(error) else ""
+    return f"{why_away(http, error)}{hint}"
+
+
+def why_away(http: httpx2.Client, error: httpx2.TransportError) -> str:
+    reason = "no server answers there" if _is_absent(error) else error or type(error).__name__
+    return f"{str(http.base_url).rstrip('/')}: {reason}"
+
+
+def _is_absent(error: httpx2.TransportError) -> bool:
+    return isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
 
 
 def _base_of(url: str) -> str:

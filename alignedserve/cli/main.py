@@ -44,7 +44,11 @@ class LazyGroup(Group):
             formatter.write_dl([(name, text) for name, (text, _) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE", "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"auto_envvar_prefix": "ALIGNEDSERVE", "max_content_width": 100},
+    epilog="alignedserve COMMAND --help shows a command's options, and --help=WORD those with a word in their names.",
+)
 @click.version_option(alignedserve.__version__)
 def cli() -> None:
     """Serve large language models for real-time chat and best-effort batch jobs at the same time."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+import msgspec
 
 # Maximum number of links in a path that the system follows.
 _MAX_LINKS = 40
@@ -45,6 +46,12 @@ class OutputFile(click.Path):
 def is_replaced(path: Path) -> bool:
     """Returns whether a new file takes this path; False if the existing file is written to."""
     return (os.path.isfile(path) or not os.path.exists(path)) and not _proc_link(path)
+
+
+def write_json(path: Path, found: object) -> None:
+    """Writes indented JSON. Numbers that JSON does not have, such as infinity, become null. Raises OSError."""
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 @contextmanager

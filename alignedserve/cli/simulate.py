@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import fields, replace
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
-from alignedserve.cli.command import Command
+from alignedserve.cli.command import Command, did_you_mean
 from alignedserve.cli.help_groups import SIMULATE
 from alignedserve.cli.options import options_of, writing
-from alignedserve.cli.output_file import OutputFile
+from alignedserve.cli.output_file import OutputFile, write_json
 from alignedserve.cli.simulate_progress import shown
 from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
@@ -59,7 +58,8 @@ def command(model: str | None, output: Path | None, plot: Path | None, **options
     --kv-cache-dtype and for models with sliding-window layers.
     """
     from alignedserve.sim.compare import Comparison
-    from alignedserve.sim.plot import draw, figure_class
+    from alignedserve.sim.figure import figure_class
+    from alignedserve.sim.plot import draw
     from alignedserve.sim.table import remarks, tables
     from alignedserve.sim.verdict import verdict
 
@@ -95,10 +95,11 @@ def command(model: str | None, output: Path | None, plot: Path | None, **options
 
 def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
     """Returns the KV layout of a model. It reads the config but no weights. Raises ValueError."""
+    from alignedserve import demo
     from alignedserve.models.locate import locate_model
     from alignedserve.sim.model_kv import ModelKv
 
-    config = locate_model(engine.model, load_format="dummy").config
+    config = locate_model(demo.directory_of(engine.model), load_format="dummy").config
     return ModelKv(
         engine.model,
         block_format(replace(engine, kv_cache_dtype="auto"), config, config.dtype, scheduling.share_blocks),
@@ -113,7 +114,14 @@ def load_cost(name: str) -> CostModel:
     from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 
     path = Path(name)
-    if name not in cost_presets() and path.is_file() and b'"facts"' in (data := path.read_bytes()):
+    if name in cost_presets():
+        return cost_presets()[name]
+    if not path.is_file():
+        known = ", ".join(sorted(cost_presets()))
+        raise ValueError(
+            f"cost={name!r}: must be a JSON file or one of {known}{did_you_mean(name, cost_presets())}"
+        )
+    if b'"facts"' in (data := path.read_bytes()):
         from alignedserve.instance.profile.saved import decode
 
         cost = decode(data, name).cost
@@ -162,4 +170,4 @@ def _save(
         "rows": [row.as_dict() for row in rows],
     }
     with writing(path):
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(path, found)

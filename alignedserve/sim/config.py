@@ -108,8 +108,9 @@ class SimConfig:
         for name in ("policy", "prefill_instances", "decode_instances", "colocated_instances"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)}: names one twice")
-        for count in (*self.prefill_instances, *self.decode_instances, *self.colocated_instances):
-            _in_range("instances", count, 1, 1024)
+        for name in ("prefill_instances", "decode_instances", "colocated_instances"):
+            for count in getattr(self, name):
+                _in_range(name, count, 1, 1024)
         if self.attention is not None:
             _one_of("attention", self.attention, get_args(Attention))
         _one_of("link", self.link, LINKS)

@@ -18,6 +18,7 @@ from alignedserve.sim.trace import (
     OWN_FIELDS,
     Arrival,
     Lengths,
+    quoted,
     read_azure_trace,
 )
 
@@ -92,7 +93,7 @@ def _kind_of(line: str, where: str) -> _Kind:
         return _OwnLine
     if fields >= {*MOONCAKE_FIELDS}:
         return _MooncakeLine
-    raise ValueError(f"{where}: has {', '.join(fields) or 'no fields'}: {MUST_HOLD}")
+    raise ValueError(f"{where}: has {quoted(fields) or 'no fields'}: {MUST_HOLD}")
 
 
 def _read_line(line: str, where: str, kind: _Kind) -> Arrival:

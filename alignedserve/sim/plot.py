@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alignedserve.sim.compare import Row
+from alignedserve.sim.figure import figure_class
 from alignedserve.sim.trial import Outcome
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # In inches.
 _WIDTH_OF_PANEL, _HEIGHT_OF_ROW, _HEIGHT_OF_REST = 4.0, 0.45, 1.4
@@ -37,15 +35,6 @@ _REAL_TIME: list[_Panel] = [
 _BEST_EFFORT: list[_Panel] = [
     ("best effort, tokens/s", {"": lambda outcome: outcome.mixture.be.tokens_per_s})
 ]
-
-
-def figure_class() -> type[Figure]:
-    """Returns matplotlib's Figure. Raises ValueError if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plot: needs matplotlib; pip install 'alignedserve[plot]'") from None
-    return Figure
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

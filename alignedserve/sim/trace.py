@@ -18,10 +18,17 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # The fields that a line of JSON needs in a trace, in our format and in Mooncake's.
 OWN_FIELDS = ("arrival_s", "prompt_len", "output_len")
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Returns the names of fields for an error. Without quotes, some would be taken for names of options."""
+    return ", ".join(map(repr, names))
+
+
 # The part of an error that names what each format needs.
 MUST_HOLD = (
-    f"must hold {', '.join(AZURE_COLUMNS)} (CSV, as Azure's), {', '.join(OWN_FIELDS)} (.jsonl), "
-    f"or {', '.join(MOONCAKE_FIELDS)} (.jsonl, as Mooncake's)"
+    f"must hold {quoted(AZURE_COLUMNS)} (CSV, as Azure's), {quoted(OWN_FIELDS)} (.jsonl), "
+    f"or {quoted(MOONCAKE_FIELDS)} (.jsonl, as Mooncake's)"
 )
 
 
@@ -53,7 +60,7 @@ def read_azure_trace(path: Path) -> list[Arrival]:
         rows = csv.DictReader(file)
         columns = rows.fieldnames or ()
         if not set(AZURE_COLUMNS) <= set(columns):
-            raise ValueError(f"{path}: has columns {', '.join(columns) or '(none)'}: {MUST_HOLD}")
+            raise ValueError(f"{path}: has columns {quoted(columns) or '(none)'}: {MUST_HOLD}")
         read = [_azure_row(row, f"{path}, line {rows.line_num}") for row in rows]
     if not read:
         raise ValueError(f"{path}: holds no requests")

@@ -1,2 +1,2 @@
-"""Measures how soon `alignedserve vopr` finds bugs. Each mutant in `mutants.toml` is one wrong line in the deciding
+"""Measures how soon `alignedserve dev vopr` finds bugs. Each mutant in `mutants.toml` is one wrong line in the deciding
 code."""

@@ -1,4 +1,4 @@
-"""Lets `alignedserve vopr` search for each mutant until it is found or the time is up.
+"""Lets `alignedserve dev vopr` search for each mutant until it is found or the time is up.
 
     python -m benchmarks.mutants [--minutes 5] [--only TEXT ...] [--jobs 2] [--out DIR] [--continue]
 
@@ -31,7 +31,7 @@ from benchmarks.mutants.catch import Bounds
 from benchmarks.mutants.family import load_of
 from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
-# The exit status of `alignedserve vopr` when a check failed.
+# The exit status of `alignedserve dev vopr` when a check failed.
 FOUND = 1
 # Its exit status after this program stopped it.
 STOPPED = -signal.SIGKILL
@@ -94,11 +94,11 @@ def _environment(copy: Path) -> dict[str, str]:
 
 
 class _Search:
-    """Runs `alignedserve vopr` with its processes. All of them have ended when the block is left."""
+    """Runs `alignedserve dev vopr` with its processes. All of them have ended when the block is left."""
 
     def __init__(self, copy: Path, flags: Sequence[str]) -> None:
         self._vopr = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve", "vopr", *flags],
+            [sys.executable, "-m", "alignedserve", "dev", "vopr", *flags],
             cwd=copy,
             env=_environment(copy),
             stdout=subprocess.PIPE,
@@ -146,7 +146,7 @@ def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
         {each.name: each.survives for each in mutants()},
     )
     head = (
-        f"# Mutants\n\n`alignedserve vopr` finds {num_found} of {len(hunts)} one-line mutants of the deciding code "
+        f"# Mutants\n\n`alignedserve dev vopr` finds {num_found} of {len(hunts)} one-line mutants of the deciding code "
         f"within {minutes:g} minutes on {num_jobs} cores, {60 * minutes * num_jobs:g} s of processor time. `python "
         "-m benchmarks.mutants` repeats this.\n\n"
         "Mutants of gateways and batch jobs run only in whole systems, and are searched for there (`--system whole`). "

@@ -1,4 +1,4 @@
-"""Tries random mutants of the deciding code against the tests and `alignedserve vopr`.
+"""Tries random mutants of the deciding code against the tests and `alignedserve dev vopr`.
 
     python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT ...] [--jobs J] [--out DIR] [--of TREE]
                                  [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> None:
                 sys.exit(f"{servers[0].num_broken} files of tests can't be imported: see {out}/tests.log")
             trials.measure(servers)
             if trials.reach.tests[VOPR].outcome != "passed":
-                sys.exit("vopr fails without any mutant: see `alignedserve vopr --first-seed 0`")
+                sys.exit("vopr fails without any mutant: see `alignedserve dev vopr --first-seed 0`")
             todo = [each for each in edits if each.key not in found]
             trials.attempt(servers, todo, Bounds(min(_SHORT_S, args.cpu_s), 0.0), found, add)
             todo = [each for each in edits if not found[each.key].is_caught]

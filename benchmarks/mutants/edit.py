@@ -27,7 +27,7 @@ class Edit:
     number: int
     # Shown instead of its code.
     title: str = ""
-    # The systems vopr searches in, as for `alignedserve vopr --system`; empty: all.
+    # The systems vopr searches in, as for `alignedserve dev vopr --system`; empty: all.
     systems: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# The packages that `alignedserve vopr` needs.
+# The packages that `alignedserve dev vopr` needs.
 _PACKAGES = ("alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "kernels")
 
 
@@ -22,7 +22,7 @@ class Mutant:
     # A text that occurs once in the file, and its replacement.
     old: str
     new: str
-    # The only system that executes its line, as for `alignedserve vopr --system`.
+    # The only system that executes its line, as for `alignedserve dev vopr --system`.
     system: str | None = None
     # Why it may not be found: what other code compensates for it.
     survives: str = ""

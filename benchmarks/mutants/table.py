@@ -25,8 +25,8 @@ def page(verdicts: Sequence[Verdict], known: dict[str, str], command: str) -> st
     alive = [each for each in verdicts if not each.is_caught]
     return (
         f"# Random mutants\n\n`{command}`\n\n"
-        f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test or by `alignedserve vopr`. *Live only*: "
-        "no test that runs in its own process executes the statement.\n\n"
+        f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test or by `alignedserve dev vopr`. "
+        "*Live only*: no test that runs in its own process executes the statement.\n\n"
         "| area | mutants | caught | by a test | by vopr | alive | live only |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
         f"{_rows(verdicts)}\n"
@@ -72,7 +72,7 @@ def _alive(verdict: Verdict, known: dict[str, str]) -> str:
 
 def _catchers(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
     caught = (each.by for each in verdicts if each.is_caught)
-    files = Counter("alignedserve vopr" if by.startswith("vopr") else by.split("::")[0] for by in caught)
+    files = Counter("alignedserve dev vopr" if by.startswith("vopr") else by.split("::")[0] for by in caught)
     return files.most_common()
 
 

@@ -201,4 +201,4 @@ def test_the_command_runs_and_saves(tmp_path: Path) -> None:
 
 def test_the_command_refuses_what_it_does_not_know() -> None:
     done = CliRunner().invoke(command, ["serve", "ttft:200"])
-    assert done.exit_code == 2 and "unexpected ttft:200" in done.output
+    assert done.exit_code == 2 and "unexpected extra argument (ttft:200)" in done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,13 @@ def test_the_file_has_vllms_fields(tmp_path: Path) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5)
     path = save(settings, result_json(settings, "org/model", OUTCOMES, results(), now))
     assert path.name == "openai-infqps-model-20260102-030405.json"
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert not set(f"{VLLM_FIELDS} {VLLM_DETAILS}".split()) - found.keys()
     assert found["errors"] == ["", "", "", "HTTP 503"] and found["tiers"][2] == "be"
     assert found["queue_times"] == [0.0, 0.0, 0.5, 0.0]
     assert (found["rt"]["completed"], found["be"]["median_ttft_ms"]) == (2, 9000.0)
+    save(settings, found | {"mean_ttft_ms": math.inf})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["mean_ttft_ms"] is None
     brief = result_json(config(), "model", OUTCOMES, results(), now)
     assert "itls" not in brief and "rt" not in brief
 

@@ -285,7 +285,7 @@ def test_traces_are_told_from_other_files(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
     (tmp_path / "questions.jsonl").write_text('{"question": "why?"}\n')
     assert arena.found_traces(tmp_path) == (tmp_path / "a.csv", tmp_path / "b.jsonl")
-    assert "questions.jsonl, line 1: has question: must hold TIMESTAMP" in capsys.readouterr().err
+    assert "questions.jsonl, line 1: has 'question': must hold 'TIMESTAMP'" in capsys.readouterr().err
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------

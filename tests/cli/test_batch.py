@@ -16,8 +16,10 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from alignedserve.cli.batch_client import _until_ready, own_server
+from alignedserve.cli.main import cli
 from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
@@ -75,6 +77,10 @@ def test_lines_that_fail_are_in_a_file_of_their_own_and_in_the_exit_code(tmp_pat
 def test_a_file_that_is_none_is_told_line_by_line(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         source = written(tmp_path / "in.jsonl", [question(1), question(1)])
+        # The server's own words, with the option as it is typed.
+        code, _, err = await run("submit", source, "--completion-window", "5m")
+        assert (code, err) == (2, "Error: --completion-window 5m: must be from 10m to 7d\n")
+        assert not (await at.client.files.list()).data
         code, _, err = await run("submit", source, "--wait")
         assert code == 1 and "line 2: custom_id='q1': another line has it too\n" in err
         (tmp_path / "nonsense").write_text("nonsense\n")
@@ -108,6 +114,23 @@ def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> N
         assert code == 0 and ids_in(tmp_path / "out.jsonl") == ["q0"]
 
     commands(scenario)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--polcy", "fcfs"], "No such option '--polcy'"),
+        (["demo", "--kv-cache-dtype", "fp9"], "'fp9' is not one of auto, fp8, int8; did you mean 'fp8'?"),
+        (["demo", "--port"], "'--port' requires an argument"),
+    ],
+)
+def test_options_that_serve_does_not_have_start_no_server(
+    tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.cli.batch_client.own_server", pytest.fail)
+    source = written(tmp_path / "in.jsonl", questions(1))
+    done = CliRunner().invoke(cli, ["batch", "run", "-i", source, "-o", str(tmp_path / "out.jsonl"), *words])
+    assert done.exit_code == 2 and message in done.stderr
 
 
 def test_answers_that_could_not_be_written_are_not_asked_for(tmp_path: Path) -> None:

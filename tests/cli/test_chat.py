@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from alignedserve.launch.ports import free_port
 from alignedserve.protocol.messages import Rejected, Submit
 from tests.cli.forked import forked
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
+from tests.doc_sessions import ROOT, form, sessions
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served
 from tests.launch.server import Server, serving
@@ -45,6 +47,39 @@ def server() -> Iterator[Server]:
 def test_a_quick_question_is_answered_on_stdout(server: Server) -> None:
     done = alignedserve("chat", "--url", f"{server.url}/v1", "-q", "Count from 7 to 12.")
     assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
+
+
+QUICKSTART = ROOT / "docs/quickstart.md"
+
+
+@pytest.mark.slow
+def test_the_quickstart_shows_what_is_printed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the server's address and the batch's id in place of those that are shown."""
+    for command in ("CHAT", "BATCH_SUBMIT", "BATCH_LIST", "BATCH_RESULTS"):
+        monkeypatch.setenv(f"ALIGNEDSERVE_{command}_URL", server.url)
+    found = re.search(r"^cat > in.jsonl <<'END'\n(.*)^END$", QUICKSTART.read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    (tmp_path / "in.jsonl").write_text(found[1])
+    monkeypatch.chdir(tmp_path)
+    start, *others = [each for each in sessions(QUICKSTART) if each.output]
+    printed = form("\n".join(server.raw_lines))
+    assert set(form(start.output)) <= set(printed) and form(start.output)[-1].startswith(
+        "TIME ready after N s: "
+    )
+    batch_id = ""
+    for session in others:
+        done = alignedserve(*(batch_id if word == "BATCH_ID" else word for word in session.words[1:]))
+        assert done.returncode == 0, done.stderr
+        # A terminal shows a bar instead of a line for each status.
+        said = [line for line in done.stderr.splitlines() if not line.startswith("batch_")]
+        assert form(session.output) == form("\n".join([*done.stdout.splitlines(), *said])), session.command
+        batch_id = next((line for line in done.stdout.splitlines() if line.startswith("batch_")), "").split(
+            " "
+        )[0]
+    answer = json.loads((tmp_path / "out.jsonl").read_text())["response"]["body"]
+    assert answer["choices"][0]["message"]["content"] == "h-o-u-s-e"
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from alignedserve.cli.command import ALL, Command, did_you_mean, in_flags
+from alignedserve.cli.command import ALL, Command, did_you_mean, in_flags, texts_in
 from alignedserve.cli.main import COMMANDS, FORMER, cli
 
 
@@ -86,6 +87,35 @@ def test_one_group_and_options_by_a_word() -> None:
     assert wrong.exit_code == 2 and "did you mean 'memory'?" in wrong.stderr
 
 
+def test_help_on_some_options_says_how_to_see_the_others() -> None:
+    for wanted in ("memory", "slo"):
+        found = " ".join(invoke("serve", f"--help={wanted}").stdout.split())
+        assert found.endswith("cli serve --help lists the groups, --help=all shows everything.")
+
+
+def test_a_command_without_groups_shows_everything() -> None:
+    plain = invoke("top", "--help").stdout
+    assert "--every" in plain and "GROUP" not in plain
+    assert plain == invoke("top", "--help=all").stdout == invoke("top", "--help=every").stdout
+
+
+def test_groups_of_commands_show_their_help_whatever_is_asked_for() -> None:
+    for words in ((), ("batch",)):
+        assert invoke(*words, "--help").stdout == invoke(*words, "--help=all").stdout
+    whole = " ".join(invoke("--help").stdout.split())
+    assert whole.endswith("--help=WORD those with a word in their names.") and " --help Show this" in whole
+
+
+def test_help_on_batch_run_shows_the_options_of_serve_too() -> None:
+    plain, whole, some = (invoke("batch", "run", f"--help{each}").stdout for each in ("", "=all", "=memory"))
+    assert "--completion-window" in plain and "--kv-cache-memory-bytes" not in plain
+    assert plain.endswith("Options of serve: cli batch run --help=all, or a word, as in --help=memory\n")
+    assert "--completion-window" in whole and "--kv-cache-memory-bytes" in whole and "--port" in whole
+    assert some == invoke("serve", "--help=memory").stdout
+    wrong = invoke("batch", "run", "--help=memry")
+    assert wrong.exit_code == 2 and "did you mean 'memory'?" in wrong.stderr
+
+
 def test_switches_and_choices_are_short() -> None:
     found = invoke("serve", "--help=all").stdout
     assert "--[no-]enable-prefix-caching" in found and "--no-enforce-eager" not in found
@@ -158,22 +188,42 @@ PARAMS = [
         ("see --max-model-len and my_policy=3", "see --max-model-len and my_policy=3"),
         ("max_model_len_s=4: other", "max_model_len_s=4: other"),
         ("policy='': must be given", "--policy '': must be given"),
+        # What is quoted is a value, or what a file holds.
+        ("line 1: has 'max_model_len', `min_islands`", "line 1: has 'max_model_len', `min_islands`"),
+        (
+            'model is "max_model_len=3\'s"; see max_model_len',
+            'model is "max_model_len=3\'s"; see --max-model-len',
+        ),
+        ("policy='it\\'s min_islands=1': wrong", "--policy 'it\\'s min_islands=1': wrong"),
+        ("the model's max_model_len isn't 3", "the model's --max-model-len isn't 3"),
     ],
 )
 def test_options_are_named_as_they_are_typed(message: str, typed: str) -> None:
     assert in_flags(message, PARAMS) == typed
 
 
+def test_what_the_user_has_given_stays_as_it_is() -> None:
+    given = [*texts_in([Path("max_model_len"), ("policy", 5), None, ""])]
+    assert given == ["max_model_len", "policy"]
+    assert in_flags("policy: holds no requests", PARAMS, given) == "policy: holds no requests"
+    assert (
+        in_flags("max_model_len, line 3: min_islands=1", PARAMS, given)
+        == "max_model_len, line 3: --min-islands 1"
+    )
+    assert in_flags("policy_of: policy", PARAMS, given) == "policy_of: policy"
+
+
 def test_an_error_about_an_option_exits_with_2_and_another_with_1() -> None:
     @click.command(cls=Command)
     @click.option("--policy")
     def command(policy: str) -> None:
-        raise ValueError(policy)
+        raise ValueError(f"policy={policy!r}: wrong" if policy == "x" else f"{policy}: all is wrong")
 
-    done = CliRunner().invoke(command, ["--policy", "policy='x': wrong"])
+    done = CliRunner().invoke(command, ["--policy", "x"])
     assert (done.exit_code, done.stderr) == (2, "Error: --policy x: wrong\n")
-    done = CliRunner().invoke(command, ["--policy", "all is wrong"])
-    assert (done.exit_code, done.stderr) == (1, "Error: all is wrong\n")
+    # What was given may look like an option.
+    done = CliRunner().invoke(command, ["--policy", "policy='x'"])
+    assert (done.exit_code, done.stderr) == (1, "Error: policy='x': all is wrong\n")
 
 
 def test_only_a_word_that_is_close_is_suggested() -> None:

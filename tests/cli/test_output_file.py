@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -13,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from alignedserve.cli.output_file import OutputFile, is_replaced, whole_file
+from alignedserve.cli.output_file import OutputFile, is_replaced, whole_file, write_json
 
 NOBODY = 65534
 
@@ -122,3 +124,13 @@ def test_a_plain_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with whole_file(path) as file:
         file.write(b"all")
     assert path.read_text() == "all" and list(tmp_path.iterdir()) == [path]
+
+
+def test_json_has_null_for_numbers_that_it_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, {"rate": math.inf, "rows": [{"share": math.nan, "names": ("ü", 1)}]})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
+        "rate": None,
+        "rows": [{"share": None, "names": ["ü", 1]}],
+    }
+    assert path.read_text().startswith('{\n "rate": null')

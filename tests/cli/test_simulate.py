@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from alignedserve import demo
 from alignedserve.cli.simulate import command, model_kv
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
@@ -201,6 +202,21 @@ def test_a_colocated_instance_takes_requests_that_no_prefill_instance_has_room_f
         assert done.stderr == "Error: --max-model-len 4000: an instance holds 2048 tokens\n"
 
 
+def test_the_demo_model_has_its_name_here_too(tmp_path: Path) -> None:
+    assert (
+        model_kv(EngineConfig("demo"), SchedulingConfig()).form
+        == model_kv(EngineConfig(str(demo.MODEL_DIR)), SchedulingConfig()).form
+    )
+    # Four layers with K and V of two heads, 64 values of 2 bytes each.
+    cost = msgspec.structs.replace(COST, kv_bytes_per_token=4 * 2 * 2 * 64 * 2)
+    (tmp_path / "cost.json").write_bytes(msgspec.json.encode(cost))
+    words = ["--cost", str(tmp_path / "cost.json"), "--num-prompts=1", "--input-len=10", "--output-len=5"]
+    (row,) = rows_of(tmp_path, "demo", *words)
+    assert row["outcome"]["mixture"]["rt"]["num_requests"] == 1
+    done = CliRunner().invoke(command, ["demo"])
+    assert done.stderr.startswith("Error: --cost: is for 819200 bytes of KV per token, but demo has ")
+
+
 def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
     engine = EngineConfig(str(tmp_path))
@@ -314,6 +330,12 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
             ["--cost", "h100"],
             "must be a JSON file or one of llama-2-70b/h100-80gb-tp4, mixtral-8x7b/h200, opt-13b/a100-80gb",
         ),
+        (["--cost", "opt-13b/a100"], "did you mean 'opt-13b/a100-80gb'?"),
+        (["--prefill-instances", "0"], "--prefill-instances 0: must be from 1 to 1024"),
+        (
+            ["--colocated-instances", "1", "--colocated-instances", "5000"],
+            "--colocated-instances 5000: must be",
+        ),
         (["--policy", "lifo"], "Invalid value for '--policy': 'lifo' is not one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "--max-model-len 16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of --max-model-len 16384"),
@@ -368,8 +390,11 @@ def test_objectives_are_mixed_in_the_shares_that_are_said() -> None:
 
 def test_it_is_said_without_a_traceback() -> None:
     done = simulate("--cost", "h100")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: cost model 'h100'") and done.stderr.count("\n") == 1
+    assert done.returncode == 2
+    assert (
+        done.stderr.startswith("Error: --cost h100: must be a JSON file or one of ")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def error_in(trace: Path) -> str:
@@ -379,12 +404,15 @@ def error_in(trace: Path) -> str:
 def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
     csv, jsonl = tmp_path / "trace.csv", tmp_path / "trace.jsonl"
     csv.write_text(CSV.replace("ContextTokens", "Context") + "2023-11-16 18:15:46,374,44\n")
-    assert "must hold TIMESTAMP, ContextTokens, GeneratedTokens" in error_in(csv)
+    assert "must hold 'TIMESTAMP', 'ContextTokens', 'GeneratedTokens'" in error_in(csv)
     csv.write_text(CSV + "2023-11-16 18:15:46,374,44\n2023-11-16 18:15:47,374,-1\n")
     assert "line 3: GeneratedTokens='-1'" in error_in(csv)
     jsonl.write_text('{"arrival_s": 0, "prompt_len": 3}\n')
-    assert "line 1: has arrival_s, prompt_len: must hold TIMESTAMP" in error_in(jsonl)
-    assert "or timestamp, input_length, output_length (.jsonl, as Mooncake's)" in error_in(jsonl)
+    # The names of fields are no options, though one of them is called like one.
+    assert "line 1: has 'arrival_s', 'prompt_len': must hold 'TIMESTAMP'" in error_in(jsonl)
+    assert "'arrival_s', 'prompt_len', 'output_len' (.jsonl), or 'timestamp'" in error_in(jsonl)
+    jsonl.write_text('{"arrival_s": 0, "prompt_len": 3, "output_len": 4, "block_size": 5}\n')
+    assert "line 1: Object contains unknown field `block_size`" in error_in(jsonl)
 
 
 def test_prompts_of_a_mooncake_trace_share_prefixes_unless_that_is_off(tmp_path: Path) -> None:

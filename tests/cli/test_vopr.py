@@ -1,4 +1,4 @@
-"""`alignedserve vopr` replays one seed, a history, or runs new seeds."""
+"""`alignedserve dev vopr` replays one seed, a history, or runs new seeds."""
 
 from __future__ import annotations
 

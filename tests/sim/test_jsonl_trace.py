@@ -22,9 +22,9 @@ MOONCAKE = [
     {"timestamp": 28982, "input_length": 700, "output_length": 1, "hash_ids": [5, 6]},
 ]
 WANTED = (
-    "must hold TIMESTAMP, ContextTokens, GeneratedTokens (CSV, as Azure's), "
-    "arrival_s, prompt_len, output_len (.jsonl), "
-    "or timestamp, input_length, output_length (.jsonl, as Mooncake's)"
+    "must hold 'TIMESTAMP', 'ContextTokens', 'GeneratedTokens' (CSV, as Azure's), "
+    "'arrival_s', 'prompt_len', 'output_len' (.jsonl), "
+    "or 'timestamp', 'input_length', 'output_length' (.jsonl, as Mooncake's)"
 )
 
 
@@ -56,8 +56,8 @@ def test_a_trace_of_our_own_has_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"timestamp": 5, "input_length": 10}, f"line 2: has timestamp, input_length: {WANTED}"),
-        ({"arrival_s": 5, "output_length": 10}, f"line 2: has arrival_s, output_length: {WANTED}"),
+        ({"timestamp": 5, "input_length": 10}, f"line 2: has 'timestamp', 'input_length': {WANTED}"),
+        ({"arrival_s": 5, "output_length": 10}, f"line 2: has 'arrival_s', 'output_length': {WANTED}"),
         ({}, f"line 2: has no fields: {WANTED}"),
         (MOONCAKE[0] | {"input_length": 0}, "line 2: Expected `int` >= 1 - at `$.input_length`"),
         (MOONCAKE[0] | {"hash_ids": [1, -1]}, "line 2: Expected `int` >= 0 - at `$.hash_ids[1]`"),
@@ -74,12 +74,12 @@ def test_a_line_that_is_not_as_it_must_be_is_told(tmp_path: Path, line: Any, mes
 def test_a_trace_of_no_format_is_told_by_its_fields_and_those_wanted(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as refused:
         read_trace(written(tmp_path, {"question": "why?", "answer": "so"}))
-    assert str(refused.value).endswith(f"trace.jsonl, line 1: has question, answer: {WANTED}")
+    assert str(refused.value).endswith(f"trace.jsonl, line 1: has 'question', 'answer': {WANTED}")
     table = tmp_path / "trace.csv"
     table.write_text("num_prefill_tokens,num_decode_tokens\n5,6\n")
     with pytest.raises(ValueError) as refused:
         read_trace(table)
-    assert str(refused.value).endswith(f"has columns num_prefill_tokens, num_decode_tokens: {WANTED}")
+    assert str(refused.value).endswith(f"has columns 'num_prefill_tokens', 'num_decode_tokens': {WANTED}")
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------

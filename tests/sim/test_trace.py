@@ -41,7 +41,7 @@ def test_a_trace_is_read_in_order_of_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("ContextTokens", "Context", "must hold TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("ContextTokens", "Context", "must hold 'TIMESTAMP', 'ContextTokens', 'GeneratedTokens'"),
         ("396", "0", r"line 3: ContextTokens='0': must be an integer, at least 1"),
         ("55", "5.5", r"line 4: GeneratedTokens='5.5'"),
         ("2023-11-16 18:15:46.6805900", "yesterday", r"line 2: TIMESTAMP='yesterday'"),

@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from alignedserve.cli.command import in_flags
+from alignedserve.cli.command import in_flags, texts_in
 from alignedserve.cli.doctor.finding import Check, Finding, Level, counted, fail, findings_of, note
 from alignedserve.cli.help_groups import DOCTOR
 from alignedserve.cli.options import EngineCommand
@@ -23,7 +23,7 @@ from alignedserve.cli.serve import serve_options
 from alignedserve.launch.settings import Settings, settings_of
 
 if TYPE_CHECKING:
-    import httpx2
+    from alignedserve.cli.doctor.server import Server
 
 _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 
@@ -50,14 +50,23 @@ def command(model: str | None, url: str | None, is_json: bool, **options: Any) -
     # Keeps log lines of the checks off the terminal: the findings say the same.
     logging.getLogger("alignedserve").addHandler(logging.NullHandler())
     if url is None:
-        has_failed = _print(_checks(model, options), is_json)
+        has_failed = _print(_checks(model, options), is_json, _verdict)
     else:
+        from alignedserve.cli.doctor.server import Server
         from alignedserve.cli.http import http_client
 
         key = next(iter(options["api_key"]), os.environ.get("OPENAI_API_KEY"))
         with http_client(url, key) as http:
-            has_failed = _print(_server_checks(http), is_json)
+            server = Server(http)
+            has_failed = _print(_server_checks(server), is_json, server.verdict)
     sys.exit(int(has_failed))
+
+
+def _verdict(worst: Level) -> str:
+    """Returns the end of the last line: whether `serve` will run."""
+    return {"fail": "it will not run like this", "warn": "it will run, see the warnings"}.get(
+        worst, "it will run"
+    )
 
 
 def _checks(model: str | None, options: dict[str, Any]) -> Iterator[Check]:
@@ -113,11 +122,12 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
     yield Check("access", partial(network.check_access, case), "check the keys")
 
 
-def _server_checks(http: httpx2.Client) -> Iterator[Check]:
-    from alignedserve.cli.doctor.server import Server
-
-    server, key = Server(http), "if the key is wrong, use --api-key"
-    yield Check("health", server.health, "start it, or use another --url")
+def _server_checks(server: Server) -> Iterator[Check]:
+    key = "if the key is wrong, use --api-key"
+    yield Check("health", server.health, "start it with `alignedserve serve`, or use another --url")
+    # Known by now, since the check before has run.
+    if not server.has_answered:
+        return
     yield Check("version", server.version, key)
     yield Check("processes", server.processes, key)
     yield Check("model", server.model, key)
@@ -129,8 +139,9 @@ def _known(area: str, finding: Finding) -> Check:
     return Check(area, partial(iter, [finding]))
 
 
-def _print(checks: Iterator[Check], is_json: bool) -> bool:
-    """Prints each finding as it is made, and a summary. Returns whether a check has failed."""
+def _print(checks: Iterator[Check], is_json: bool, verdict: Callable[[Level], str]) -> bool:
+    """Prints each finding as it is made, and a summary that ends with the verdict. Returns whether a check has
+    failed."""
     found = []
     for check in checks:
         with busy(f"Checking {check.area}"):
@@ -144,27 +155,26 @@ def _print(checks: Iterator[Check], is_json: bool) -> bool:
         as_dicts = [{"area": area, **asdict(finding)} for area, finding in found]
         click.echo(json.dumps({"ok": not has_failed, "findings": as_dicts}, indent=1, ensure_ascii=False))
     else:
-        click.echo(summary([finding.level for _, finding in found]))
+        click.echo(summary([finding.level for _, finding in found], verdict))
     return has_failed
 
 
 def _in_flags(finding: Finding) -> Finding:
     """Returns the finding with options as they are typed."""
     context = click.get_current_context(silent=True)
-    params = context.command.params if context else []
-    return replace(finding, text=in_flags(finding.text, params))
+    if context is None:
+        return finding
+    given = texts_in(context.params.values())
+    return replace(finding, text=in_flags(finding.text, context.command.params, given))
 
 
-def summary(levels: Sequence[Level]) -> str:
-    """Returns the last line: how many checks went well or badly, and whether `serve` will run."""
+def summary(levels: Sequence[Level], verdict: Callable[[Level], str] = _verdict) -> str:
+    """Returns the last line: how many checks went well or badly, and what follows from the worst."""
     counts = Counter(levels)
     good, warnings, failures = counts["ok"] + counts["note"], counts["warn"], counts["fail"]
     found = f"{good} ok, {counted(warnings, 'warning')}, {counted(failures, 'failure')}"
-    if counts["fail"]:
-        return click.style(f"{found}: it will not run like this", _COLORS["fail"], bold=True)
-    if counts["warn"]:
-        return click.style(f"{found}: it will run, see the warnings", _COLORS["warn"], bold=True)
-    return click.style(f"{found}: it will run", _COLORS["ok"], bold=True)
+    worst: Level = "fail" if failures else "warn" if warnings else "ok"
+    return click.style(f"{found}: {verdict(worst)}", _COLORS[worst], bold=True)
 
 
 def _line(area: str, finding: Finding) -> str:

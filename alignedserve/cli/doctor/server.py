@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 
 from alignedserve.cli.chat_client import Answer, ChatClient, Refused
-from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, ok, warn
-from alignedserve.cli.http import away, refusal
+from alignedserve.cli.doctor.finding import Finding, Level, NotChecked, fail, ok, warn
+from alignedserve.cli.http import refusal, why_away
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
 _MAX_TOKENS = 4
@@ -27,20 +27,39 @@ class Server:
 
     def __init__(self, http: httpx2.Client) -> None:
         self._http = http
+        # Whether `health` has got an answer. Without one, there is nothing else to check.
+        self.has_answered = False
 
     def health(self) -> Iterator[Finding]:
         """Checks whether a server answers."""
         try:
-            body = self._http.get("/health").json()
+            answer = self._http.get("/health")
         except httpx2.TransportError as error:
-            raise ValueError(away(self._http, error)) from None
-        match body["status"]:
+            raise ValueError(why_away(self._http, error)) from None
+        self.has_answered = True
+        try:
+            body = answer.json()
+            status = body["status"]
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(
+                f"{answer.url}: HTTP {answer.status_code}, which is not from AlignedServe"
+            ) from None
+        match status:
             case "ok":
                 yield ok("ok")
             case "degraded":
                 yield warn(f"degraded: {what_is_wrong(body)}", "see the output of serve")
             case _:
                 yield fail(body["reason"], "see the output of serve")
+
+    def verdict(self, worst: Level) -> str:
+        """Returns the end of the last line: what is so at this URL."""
+        server = f"the server at {str(self._http.base_url).rstrip('/')}"
+        if not self.has_answered:
+            return f"{server} does not answer"
+        return {"fail": f"{server} has problems", "warn": f"{server} works, see the warnings"}.get(
+            worst, f"{server} works"
+        )
 
     def version(self) -> Iterator[Finding]:
         about = self._get("/openapi.json")["info"]

@@ -249,8 +249,13 @@ def test_a_redis_that_is_not_there(failures: Failures) -> None:
 
 
 def test_a_server_that_is_not_there(failures: Failures) -> None:
-    failed = failures("--url", f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    failed = failures("--url", url)
     assert set(failed) == {"health"} and "no server answers there" in failed["health"]
+    # Without an answer nothing else is checked.
+    done = CliRunner().invoke(command, ["--url", f"{url}/v1"])
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stdout.endswith(f"0 ok, 0 warnings, 1 failure: the server at {url} does not answer\n")
 
 
 def test_it_reads_the_environment_that_serve_reads(own: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
 import pytest
 
-from alignedserve.cli.doctor.server import what_is_wrong
+from alignedserve.cli.doctor.finding import Level
+from alignedserve.cli.doctor.server import Server, what_is_wrong
+
+
+def server_with(health: httpx2.Response) -> Server:
+    transport = httpx2.MockTransport(lambda request: health)
+    return Server(httpx2.Client(transport=transport, base_url="http://host:8000"))
+
+
+@pytest.mark.parametrize(
+    ("worst", "said"),
+    [
+        ("ok", "the server at http://host:8000 works"),
+        ("warn", "the server at http://host:8000 works, see the warnings"),
+        ("fail", "the server at http://host:8000 has problems"),
+    ],
+)
+def test_the_verdict_is_about_the_server(worst: Level, said: str) -> None:
+    server = server_with(httpx2.Response(200, json={"status": "ok"}))
+    assert [each.level for each in server.health()] == ["ok"] and server.verdict(worst) == said
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        httpx2.Response(404, text="<html>"),
+        httpx2.Response(200, json=[]),
+        httpx2.Response(200, json={"up": True}),
+    ],
+)
+def test_another_program_is_not_taken_for_a_server_of_ours(health: httpx2.Response) -> None:
+    with pytest.raises(
+        ValueError, match=f"/health: HTTP {health.status_code}, which is not from AlignedServe"
+    ):
+        list(server_with(health).health())
 
 
 @pytest.mark.parametrize(
