@@ -4,6 +4,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -52,23 +53,27 @@ def test_a_kept_directory_is_locked_and_several_may_keep_it(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="there is no systemd here")
 def test_what_is_old_in_a_kept_directory_is_not_cleaned(tmp_path: Path) -> None:
+    """Nor is a socket anywhere at which a process listens: that of a launcher is one."""
     place = tmp_path / "tmp"
-    held, other = place / secrets.token_hex(4), place / secrets.token_hex(4)
+    held, other, third = (place / secrets.token_hex(4) for _ in range(3))
     for each in (held, other):
         (each / "deep").mkdir(parents=True)
         (each / "deep" / "file").touch()
+    third.mkdir()
     rules = tmp_path / "rules.conf"
     rules.write_text(f"d {place} 0755 - - 1us\n")
 
     def clean() -> None:
         subprocess.run(["systemd-tmpfiles", "--clean", str(rules)], check=True)
 
-    with kept(held):
+    with kept(held), socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(third / "s"))
+        listening.listen()
         deadline_s = time.monotonic() + 60
         while other.exists():
             clean()
             assert time.monotonic() < deadline_s
-        assert (held / "deep" / "file").exists()
+        assert (held / "deep" / "file").exists() and (third / "s").exists()
     while held.exists():
         clean()
         assert time.monotonic() < deadline_s
