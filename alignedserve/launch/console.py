@@ -7,7 +7,7 @@ Three kinds of text arrive on the launcher's stdout and stderr:
 - everything else: what libraries print, Ray's reports and tracebacks.
 
 A line that has not ended after SHOW_S seconds is shown all the same: it may be a question, or the progress of a
-download. Of text that a carriage return overwrites, only the last is shown.
+download. Carriage returns overwrite what precedes them in the line.
 
 Ray would also colour lines, and count similar lines of several processes instead of printing them. Two variables of the
 environment turn that off (ray_cluster.py).

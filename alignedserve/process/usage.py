@@ -23,8 +23,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class _Read:
-    # CPU time in ticks: of the process, and of its child processes that have ended
+    # the CPU time of the process, in ticks
     own: int
+    # the CPU time of its child processes that have ended, in ticks
     ended: int
 
 
