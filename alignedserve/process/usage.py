@@ -70,7 +70,7 @@ def _read(pid: int) -> _Read | None:
 
 
 def _ended(found: list[_Read | None]) -> list[int | None]:
-    return [each and each.ended for each in found]
+    return [each.ended if each else None for each in found]
 
 
 def _resident(pid: int) -> tuple[int, int]:
