@@ -39,7 +39,8 @@ def control_path(host: str, port: int) -> str:
 
 
 def _directory() -> Path:
-    # It does not depend on TMPDIR, which may differ between shells.
+    # It does not depend on TMPDIR, which may differ between shells. It holds only sockets at which processes listen.
+    # Programs that clean /tmp keep those.
     return Path(f"/tmp/alignedserve-{os.geteuid()}")
 
 

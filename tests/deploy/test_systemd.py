@@ -61,3 +61,12 @@ def test_it_has_time_to_drain_and_its_socket_is_found_from_outside() -> None:
     assert values("KillMode") == ["mixed"]
     assert control_path("127.0.0.1", 8000).startswith("/tmp/")
     assert values("ReadWritePaths") == ["/tmp"] and not values("PrivateTmp")
+
+
+def test_gpus_are_there_before_it_starts_and_are_not_hidden() -> None:
+    """Nodes are made as root (+), and a host without GPUs lacks the programs (-)."""
+    assert [line.split()[0] for line in values("ExecStartPre")] == [
+        "-+/usr/bin/nvidia-smi",
+        "-+/usr/bin/nvidia-modprobe",
+    ]
+    assert not values("PrivateDevices") and not values("DevicePolicy") and not values("DeviceAllow")
