@@ -72,10 +72,10 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
         gateways: Sequence[InstanceId] = (GATEWAY,),
-        usage_of: UsageOf = unknown_usage,
+        usage_of: UsageOf | None = None,
     ) -> None:
         """`expected`: the role of each process that should exist. Beside them, only gateways with these names and the
-        launcher may connect."""
+        launcher may connect. `usage_of` is called on a thread, because it takes long; None: it is not known."""
         self._usage_of = usage_of
         self._router = router
         self._me = Hello(
@@ -104,6 +104,8 @@ class RouterServer:
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None
         self._over: asyncio.Future[None] | None = None
+        # Answers to AskCluster that wait for `usage_of`.
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError if it is taken."""
@@ -130,7 +132,7 @@ class RouterServer:
         try:
             await self._over
         finally:
-            for task in tasks:
+            for task in [*tasks, *self._answering]:
                 task.cancel()
             self._hub.close()
 
@@ -175,7 +177,7 @@ class RouterServer:
             case PoolUse():
                 self._pool_use = message
             case AskCluster(ticket=ticket):
-                self._hub.send(hello.instance_id, self._describe(ticket))
+                self._answer(hello.instance_id, ticket)
             case Echo():
                 self._hub.send(hello.instance_id, message)
             case Drain():
@@ -224,10 +226,25 @@ class RouterServer:
                 self._tell_all(role, load)
             await asyncio.sleep(LOAD_S)
 
-    def _describe(self, ticket: int) -> Cluster:
-        return describe(
-            self._router, self._me, self._hub, self._expected, self._pool_use, ticket, self._usage_of
-        )
+    def _answer(self, to: InstanceId, ticket: int) -> None:
+        """Sends the status of the island."""
+        if self._usage_of is None:
+            self._hub.send(to, self._describe(ticket))
+            return
+        task = asyncio.create_task(self._answer_with_usage(to, ticket, self._usage_of))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer_with_usage(self, to: InstanceId, ticket: int, usage_of: UsageOf) -> None:
+        pids = [
+            self._me.pid,
+            *(hello.pid for hello in self._hub if hello.role not in ("gateway", "launcher")),
+        ]
+        found = await asyncio.to_thread(lambda: {pid: usage_of(pid) for pid in pids})
+        self._hub.send(to, self._describe(ticket, found.get))
+
+    def _describe(self, ticket: int, usage_of: UsageOf = unknown_usage) -> Cluster:
+        return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket, usage_of)
 
     def _tell_launchers(self) -> None:
         self._tell_all("launcher", self._describe(ticket=0))

@@ -18,7 +18,7 @@ from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.http.keys import Keys
+from alignedserve.gateway.http.keys import EXPIRED, Keys
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
 from alignedserve.gateway.openai.completions import completion_routes
@@ -64,6 +64,8 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "The server can't answer, and why"}})
     async def health_route() -> Response:
+        if keys.are_expired:
+            return JSONResponse({"status": "unavailable", "reason": EXPIRED}, 503)
         status, body = await health(islands.cluster, drain_state, store, home, islands.missing)
         return JSONResponse(body, status)
 

@@ -149,6 +149,8 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
     # Owners by the digest of their API key (http/keys.py). Empty: the server needs no key.
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
+    # Whether the launcher reads the keys from a file, which may change.
+    keys_may_change: bool = False
     # URL of the store for files, batch jobs and responses. Empty: no store.
     store_url: str = ""
     # Where the contents of files are kept: a directory, or s3://BUCKET/PREFIX. None: in the store.

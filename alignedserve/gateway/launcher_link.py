@@ -27,6 +27,8 @@ from alignedserve.types import InstanceId
 
 # seconds between two reports
 NEWS_S = 1.0
+# Seconds without a connection after which API keys expire, because one of them may have been revoked since.
+KEYS_EXPIRE_S = 60.0
 
 
 class LauncherLink:
@@ -42,11 +44,13 @@ class LauncherLink:
         hear: Callable[[GatewayNews], None] = lambda news: None,
         attained: Callable[[], Attainment] | None = None,
         set_keys: Callable[[Mapping[bytes, str]], None] = lambda owners: None,
+        expire_keys: Callable[[], None] | None = None,
     ) -> None:
         """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one.
 
         `news` returns the report for the other gateways, and `hear` receives theirs. `attained` returns the report for
-        the launcher. Reports that are None are not sent."""
+        the launcher. Reports that are None are not sent. `set_keys` receives the API keys, and `expire_keys` is called
+        when the launcher has been away for KEYS_EXPIRE_S; None: they can't change."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -65,6 +69,8 @@ class LauncherLink:
         self._hear = hear
         self._attained = attained
         self._set_keys = set_keys
+        self._expire_keys = expire_keys
+        self._expiring: asyncio.TimerHandle | None = None
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
@@ -74,6 +80,7 @@ class LauncherLink:
             await self._link.run()
         finally:
             telling.cancel()
+            self._cancel_expiry()
 
     def stop(self) -> None:
         self._link.stop()
@@ -81,17 +88,30 @@ class LauncherLink:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(NEWS_S)
-            for say in (self._news, self._attained):
-                if say and self._link.is_up:
-                    self._link.send(say())
+            if self._news and self._link.is_up:
+                self._link.send(self._news())
+            self.tell()
+
+    def tell(self) -> None:
+        """Sends the report for the launcher. It is lost without a connection."""
+        if self._attained and self._link.is_up:
+            self._link.send(self._attained())
 
     # ---- callbacks of RouterConnection ----
 
     def on_up(self, welcome: Welcome) -> None:
-        """Does nothing: the launcher sends the islands unasked."""
+        """The launcher sends the islands and the API keys unasked."""
+        self._cancel_expiry()
+        self.tell()
 
     def on_down(self) -> None:
-        """Does nothing: the connection retries."""
+        """The connection retries."""
+        if self._expire_keys:
+            self._expiring = asyncio.get_running_loop().call_later(KEYS_EXPIRE_S, self._expire_keys)
+
+    def _cancel_expiry(self) -> None:
+        if self._expiring:
+            self._expiring.cancel()
 
     def on_message(self, message: AnyMessage) -> None:
         match message:

@@ -124,13 +124,14 @@ class Lengths:
             return
         state, new = f"lengths:{name}", self._new
         predictor = self._predictor = new()
-        is_restored = False
-        if self._teach:
-            is_restored = store is not None and await self._restored(store, state, new)
-            if self._predictor is predictor:
-                await self._in_thread(self._teach, predictor)
-        keeping = asyncio.create_task(self._keep(store, state, new, is_restored)) if store else None
+        is_restored, keeping = False, None
         try:
+            if self._teach:
+                is_restored = store is not None and await self._restored(store, state, new)
+                if self._predictor is predictor:
+                    await self._in_thread(self._teach, predictor)
+            if store:
+                keeping = asyncio.create_task(self._keep(store, state, new, is_restored))
             yield
         finally:
             self._unlearned.clear()

@@ -50,7 +50,14 @@ from alignedserve.process.listening import ask_for_listener, inherited, listen
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, ResponseStore, Store
+from alignedserve.store import (
+    ContentsInStore,
+    DeliveryStore,
+    JobRecord,
+    ResponseStore,
+    Store,
+    StoreLimits,
+)
 from alignedserve.store.contents import ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
@@ -65,6 +72,10 @@ class HttpServer(Protocol):
     should_exit: bool
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
+
+    async def until_started(self) -> None:
+        """Returns when the server accepts connections."""
+        ...
 
     async def retire(self) -> None:
         """Closes the listener. Returns when all open connections are closed."""
@@ -90,6 +101,8 @@ class GatewayProcess:
         self._has_keys = asyncio.Event()
         if not config.key_owners or config.launcher is None:
             self._has_keys.set()
+        # The store in Redis, if there is one.
+        self._redis: RedisStore | None = None
         # This gateway's name as a holder of leases. The pid alone is ambiguous: gateways in different containers may
         # have the same name and the same pid.
         self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -98,6 +111,8 @@ class GatewayProcess:
         # Runs background responses. None without a store.
         self._background: BackgroundResponses | None = None
         self._server: HttpServer | None = None
+        self._is_serving = False
+        self._launcher: LauncherLink | None = None
         # Tasks that wait until open requests have finished: `_draining` while the system stops, `_retiring` after
         # another gateway has replaced this one.
         self._draining: asyncio.Task[None] | None = None
@@ -194,14 +209,21 @@ class GatewayProcess:
         if not self._config.store_url:
             yield None
             return
-        num_owners = len(set(self._config.key_owners.values()))
-        num_bytes = self._home.num_bytes if self._home else None
-        limits = self._config.limits.of_store(num_owners, num_bytes)
-        store = RedisStore(self._config.store_url, limits)
+        self._redis = store = RedisStore(
+            self._config.store_url, self._limits_of_store(self._config.key_owners)
+        )
         try:
             yield store
         finally:
             await store.close()
+
+    def _limits_of_store(self, owners: Mapping[bytes, str]) -> StoreLimits:
+        """Returns the limits of the store for these owners of API keys."""
+        return self._config.limits.of_store(len(set(owners.values())), self._home_bytes)
+
+    @functools.cached_property
+    def _home_bytes(self) -> int | None:
+        return self._home.num_bytes if self._home else None
 
     @functools.cached_property
     def _home(self) -> WatchedHome | None:
@@ -305,18 +327,26 @@ class GatewayProcess:
         linked = asyncio.create_task(self._run_islands())
         await self._until_keys(linked)
         serving = asyncio.create_task(server.serve([sock]))
+        starting = asyncio.create_task(self._report_start(server))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
         collecting.cancel()
+        starting.cancel()
         for task in (self._draining, self._retiring):
             if task:
                 task.cancel()
         await asyncio.gather(serving, linked)
         # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
+
+    async def _report_start(self, server: HttpServer) -> None:
+        await server.until_started()
+        self._is_serving = True
+        if self._launcher:
+            self._launcher.tell()
 
     async def _until_keys(self, linked: asyncio.Task[None]) -> None:
         """Returns when the keys are current, or the link to the launcher has ended."""
@@ -326,6 +356,8 @@ class GatewayProcess:
 
     def _set_keys(self, owners: Mapping[bytes, str]) -> None:
         self._keys.change(owners)
+        if self._redis:
+            self._redis.limits = self._limits_of_store(owners)
         self._has_keys.set()
 
     async def _run_islands(self) -> None:
@@ -334,7 +366,7 @@ class GatewayProcess:
         if config.launcher is None:
             await self._islands.run()
             return
-        link = LauncherLink(
+        self._launcher = link = LauncherLink(
             config.launcher,
             config.instance_id,
             config.fingerprint,
@@ -345,6 +377,7 @@ class GatewayProcess:
             self._hear,
             self._attained,
             self._set_keys,
+            self._keys.expire if config.keys_may_change else None,
         )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -358,7 +391,8 @@ class GatewayProcess:
         return GatewayNews(self._config.instance_id, metrics, estimates)
 
     def _attained(self) -> Attainment:
-        return self._attainment.take(self._runner is not None and self._runner[0].forecast.are_late)
+        are_late = self._runner is not None and self._runner[0].forecast.are_late
+        return self._attainment.take(are_late, self._is_serving)
 
     def _hear(self, news: GatewayNews) -> None:
         # Prometheus scrapes each host by itself, so metrics of gateways on other hosts are not merged.

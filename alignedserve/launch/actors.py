@@ -108,6 +108,8 @@ class RayActor:
     def kill(self) -> None:
         """Kills the process for good. Safe to repeat."""
         ray.kill(self._handle, no_restart=True)
+        # A thread that asks for its end keeps the descriptor open meanwhile.
+        self._exit = None
 
 
 def _next_generation(spec: ProcessSpec) -> ProcessSpec:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -14,10 +16,14 @@ from alignedserve.gateway.http.keys import contents_of, owners_in
 
 _Result = TypeVar("_Result")
 
+logger = logging.getLogger(__name__)
+
 # The seconds between two reads of the file. Contents are compared, because times of files are too coarse.
 LOOK_S = 1.0
 # The seconds that one read may take before it is reported. On a network's file system it may never end.
 READ_S = 5.0
+# The seconds after which a problem that persists is printed again.
+REPEAT_S = 600.0
 
 
 class KeyFile:
@@ -27,24 +33,34 @@ class KeyFile:
         owners: Mapping[bytes, str],
         say: Callable[[str], None],
         changed: Callable[[Mapping[bytes, str]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owners` are those of owners_of when the system was planned. `changed` is called with each new list."""
         self._config = config
         self._owners = dict(owners)
         self._say = say
         self._changed = changed
-        # The contents of the list in use, and of the last look.
+        self._clock = clock
+        # The contents of the last file that could be used, and its owners.
         self._seen: bytes | None = None
+        self._found: dict[bytes, str] = {}
+        # The contents at the last look.
         self._last: bytes | None = None
         # a read that has not ended yet
         self._reading: asyncio.Future[dict[bytes, str] | None] | None = None
-        # the last printed reason why the file could not be used
+        # why the file can't be used, and when that was last printed
         self._problem = ""
+        self._printed_s = 0.0
 
     async def watch(self) -> None:
         """Runs until it is cancelled. Returns at once if there is no file."""
         while self._config.api_key_file is not None:
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:
+                # Without further looks a revoked key would stay valid.
+                logger.exception("the file of API keys was not read")
+                self._complain(f"{type(error).__name__}: {error}")
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
@@ -52,14 +68,18 @@ class KeyFile:
         try:
             owners = await self._read_in_time()
         except (ValueError, OSError) as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                self._say(f"the API keys stay as they are: {error}")
+            self._complain(str(error))
             return
-        self._problem = ""
-        if owners is not None and owners != self._owners:
-            before, self._owners = self._owners, owners
+        if owners is None:
+            return
+        before, is_new = self._owners, owners != self._owners
+        if is_new:
             self._changed(owners)
+            self._owners = owners
+        if self._problem:
+            self._problem = ""
+            self._say("the file of API keys can be used again")
+        if is_new:
             self._say(f"the API keys have changed: {_difference(before, owners)}")
 
     async def _read_in_time(self) -> dict[bytes, str] | None:
@@ -73,16 +93,25 @@ class KeyFile:
         reading, self._reading = self._reading, None
         return reading.result()
 
+    def _complain(self, problem: str) -> None:
+        """Prints the problem if it is new, or was printed long ago."""
+        now_s = self._clock()
+        if problem != self._problem or now_s - self._printed_s >= REPEAT_S:
+            self._problem, self._printed_s = problem, now_s
+            self._say(f"the API keys stay as they are: {problem}")
+
     def _read(self) -> dict[bytes, str] | None:
-        """Returns the owners; None if the file has not changed, or may be half written: the same contents have to be
-        there at two looks in a row, or a key that is cut short would count. Raises ValueError."""
+        """Returns the owners; None if the file may be half written: the same contents have to be there at two looks in
+        a row, or a key that is cut short would count. Raises ValueError."""
         assert self._config.api_key_file is not None
         before, self._last = self._last, None
         self._last = seen = contents_of(self._config.api_key_file)
-        if seen == self._seen or seen != before:
+        if seen == self._seen:
+            return self._found
+        if seen != before:
             return None
         owners = owners_in(self._config.api_key, self._config.api_key_file, seen)
-        self._seen = seen
+        self._seen, self._found = seen, owners
         return owners
 
 

@@ -6,16 +6,23 @@ Three kinds of text arrive on the launcher's stdout and stderr:
   are written by process/logs.py have the right format already, and lose the prefix;
 - everything else: what libraries print, Ray's reports and tracebacks.
 
+A line that has not ended after SHOW_S seconds is shown all the same: it may be a question, or the progress of a
+download. Of text that a carriage return overwrites, only the last is shown.
+
 Ray would also colour lines, and count similar lines of several processes instead of printing them. Two variables of the
 environment turn that off (ray_cluster.py).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import re
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from alignedserve.process.logs import MAX_CHARS, one_line, time_of
@@ -23,6 +30,8 @@ from alignedserve.process.whole_lines import WholeLines
 from alignedserve.types import shortened
 
 LAUNCHER = "launcher"
+# seconds that a line has to end
+SHOW_S = 1.0
 _FORWARDED = re.compile(r"\((?:(\S+) )?(?:pid=(\d+)|(raylet|autoscaler)[^,)]*)(?:, ip=([^)]*))?\) ?")
 _HAS_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 _OBJECT = '{"time": "'
@@ -35,8 +44,24 @@ _UNWANTED = re.compile(
 )
 
 
+@dataclass(eq=False)
+class _Begun:
+    """A thread's line that has not ended."""
+
+    text: str = ""
+    # when its first character was written
+    since_s: float = 0.0
+    # whether a timer will look at it
+    is_watched: bool = False
+
+    def take(self) -> str:
+        text, self.text = self.text, ""
+        return text
+
+
 class FormattedLines(WholeLines):
-    """Writes whole lines in one of logs.FORMATS. A line that has not ended is held back, also if it is flushed."""
+    """Writes whole lines in one of logs.FORMATS. A line that has not ended is held back for SHOW_S seconds, also if it
+    is flushed."""
 
     def __init__(self, stream: TextIO, form: str, level: str) -> None:
         """`level` is the level of the launcher's own lines in JSON."""
@@ -44,8 +69,60 @@ class FormattedLines(WholeLines):
         self._form = form
         self._level = level
 
+    def write(self, text: str) -> int:
+        whole, end, rest = text.rpartition("\n")
+        begun = self._own
+        with self._lock:
+            if end:
+                self._emit(f"{begun.take()}{whole}{end}")
+            if rest:
+                self._begin(begun, rest)
+        return len(text)
+
     def flush(self) -> None:
-        """The lines so far are written already."""
+        """Lines that have ended are written already. A timer shows the others."""
+
+    def finish(self) -> None:
+        """Writes what this thread has begun."""
+        with self._lock:
+            self._emit(self._own.take())
+
+    @property
+    def _own(self) -> _Begun:
+        """The line that this thread has begun."""
+        found: _Begun | None = getattr(self._begun, "line", None)
+        if found is None:
+            found = self._begun.line = _Begun()
+        return found
+
+    def _begin(self, begun: _Begun, text: str) -> None:
+        if not begun.text:
+            begun.since_s = time.monotonic()
+        begun.text += text
+        if not begun.is_watched:
+            self._watch(begun, SHOW_S)
+
+    def _watch(self, begun: _Begun, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._show, [begun])
+        timer.daemon = True
+        # While Python ends, no thread can be started.
+        with contextlib.suppress(RuntimeError):
+            timer.start()
+            begun.is_watched = True
+
+    def _show(self, begun: _Begun) -> None:
+        """Writes a line that was begun SHOW_S seconds ago."""
+        with self._lock:
+            begun.is_watched = False
+            if not begun.text:
+                return
+            left_s = begun.since_s + SHOW_S - time.monotonic()
+            if left_s > 0:
+                self._watch(begun, left_s)
+                return
+            # The reader of the output may be gone.
+            with contextlib.suppress(OSError, ValueError):
+                self._emit(begun.take())
 
     def _emit(self, text: str) -> None:
         lines = (self._line(line) for line in text.removesuffix("\n").split("\n"))
@@ -55,14 +132,16 @@ class FormattedLines(WholeLines):
         """Returns the line as it is printed; None if it is not."""
         line = _ANSI.sub("", line)
         found = _FORWARDED.match(line)
-        rest = line[found.end() :] if found else line
-        if not rest.strip() or _UNWANTED.match(rest):
+        prefix, rest = (line[: found.end()], line[found.end() :]) if found else ("", line)
+        shown = rest.rstrip("\r").rpartition("\r")[2]
+        if not shown.strip() or _UNWANTED.match(rest):
             return None
+        # What an overwritten line ends with is never one of process/logs.py, whatever it looks like.
         if self._form == "json":
-            return rest if _is_object(rest) else json.dumps(self._object(rest, found))
+            return rest if _is_object(rest) else json.dumps(self._object(shown, found))
         if _HAS_TIME.match(rest) or (found and found[2] and rest.startswith(_INDENT)):
             return rest if rest.isprintable() else one_line(rest)
-        return f"{time_of(time.time())} {one_line(line)}"
+        return f"{time_of(time.time())} {one_line(prefix + shown)}"
 
     def _object(self, message: str, found: re.Match[str] | None) -> dict[str, Any]:
         name, pid, service, host = found.groups() if found else (LAUNCHER, None, None, None)
@@ -91,4 +170,6 @@ def format_output(form: str) -> None:
     for name, level in (("stdout", "info"), ("stderr", "warning")):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, FormattedLines):
-            setattr(sys, name, FormattedLines(stream, form, level))
+            lines = FormattedLines(stream, form, level)
+            setattr(sys, name, lines)
+            atexit.register(lines.finish)

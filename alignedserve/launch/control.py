@@ -43,14 +43,16 @@ def _directory() -> Path:
     return Path(f"/tmp/alignedserve-{os.geteuid()}")
 
 
-def prepare_directory() -> None:
-    """Makes the directory for the launchers of this user. Raises ValueError if it can't be made or is not private."""
+def prepare_directory() -> Path:
+    """Makes the directory for the launchers of this user, and returns it. Raises ValueError if it can't be made or is
+    not private."""
     directory = _directory()
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{directory}: {error.strerror}") from None
     check_directory()
+    return directory
 
 
 def check_directory() -> None:

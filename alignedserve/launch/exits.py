@@ -16,6 +16,7 @@ import select
 import signal
 import struct
 import threading
+import weakref
 from pathlib import Path
 
 # struct pidfd_info of Linux: `mask` is the first field and `exit_code` the last of its first version.
@@ -59,6 +60,9 @@ class ExitWatch:
             self._descriptor: int | None = os.pidfd_open(pid)
         except OSError:
             self._descriptor = None
+        else:
+            # Also closes it when this object is dropped, which a thread may still use for `result`.
+            self._closing = weakref.finalize(self, os.close, self._descriptor)
 
     def result(self) -> str | None:
         """Returns how the process ended; None if it runs, or if that can't be known. Called once for each process.
@@ -74,7 +78,7 @@ class ExitWatch:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            self._closing()
             self._descriptor = None
 
 

@@ -47,8 +47,8 @@ class GatewayLinks:
         self._membership = Membership([])
         # None where no keys are needed
         self._keys: ApiKeys | None = None
-        # set for each gateway that is connected, by its name with the generation
-        self._connected: dict[InstanceId, asyncio.Event] = {}
+        # set for each gateway that is connected and accepts clients, by its name with the generation
+        self._serving: dict[InstanceId, asyncio.Event] = {}
         # gateways that were replaced and are not supervised any more
         self._retired: set[InstanceId] = set()
         self._is_draining = False
@@ -102,8 +102,9 @@ class GatewayLinks:
         self._is_draining = True
         self._tell_all(Drain())
 
-    async def until_connected(self, gateway: InstanceId) -> None:
-        await self._connected.setdefault(gateway, asyncio.Event()).wait()
+    async def until_serving(self, gateway: InstanceId) -> None:
+        """Returns when the gateway accepts clients."""
+        await self._serving.setdefault(gateway, asyncio.Event()).wait()
 
     def retire(self, gateway: InstanceId) -> None:
         """Orders a gateway to end, because another one has taken its place."""
@@ -135,9 +136,6 @@ class GatewayLinks:
         if to in self._retired:
             # It may have been disconnected when the order was sent.
             self._hub.send(to, Retire())
-            return
-        self._connected.setdefault(to, asyncio.Event()).set()
-        self._gateways[without_generation(to)].seen(to, f"pid {hello.pid}")
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
         match message:
@@ -145,6 +143,8 @@ class GatewayLinks:
                 self._num_met += num_met
                 self._num_missed += num_missed
                 (self._late.add if are_late else self._late.discard)(hello.instance_id)
+                if message.is_serving:
+                    self._serves(hello)
             case GatewayNews(gateway=gateway) if gateway == hello.instance_id:
                 for other in self._hub:
                     if other.instance_id != gateway:
@@ -152,8 +152,15 @@ class GatewayLinks:
             case _:
                 raise WireError(f"a {type(message).__name__} does not come from {hello.instance_id}")
 
+    def _serves(self, hello: Hello) -> None:
+        """Notes that the gateway accepts clients. Safe to repeat."""
+        name = hello.instance_id
+        if name not in self._retired and (seer := self._gateways.get(without_generation(name))):
+            self._serving.setdefault(name, asyncio.Event()).set()
+            seer.seen(name, f"pid {hello.pid}")
+
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
-        self._connected.pop(instance_id, None)
+        self._serving.pop(instance_id, None)
         self._late.discard(instance_id)
         seer = self._gateways.get(without_generation(instance_id))
         if seer and instance_id not in self._retired:

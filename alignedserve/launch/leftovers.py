@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from alignedserve.process.private_files import kept
+
 # seconds that a process gets to end before it is killed
 _END_S = 5.0
 _POLL_S = 0.05
@@ -61,8 +63,8 @@ class Leftovers:
 
 @contextmanager
 def removing(prefix: str) -> Iterator[Leftovers]:
-    """Makes a temporary directory. At the end it is removed, with all shared memory that has a name beginning with
-    `prefix`.
+    """Makes a temporary directory, which no program that cleans /tmp removes. At the end it is removed, with all shared
+    memory that has a name beginning with `prefix`.
 
     The directory is directly in /tmp, because Ray puts sockets into it, and their paths must be short.
     """
@@ -72,7 +74,8 @@ def removing(prefix: str) -> Iterator[Leftovers]:
     # It has its own session, so that a Ctrl-C in the terminal does not reach it.
     remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield Leftovers(directory, remover)
+        with kept(directory):
+            yield Leftovers(directory, remover)
     finally:
         assert remover.stdin
         remover.stdin.close()

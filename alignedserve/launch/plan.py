@@ -276,6 +276,7 @@ def plan_gateways(
         fingerprint={"model": engine.model} | ({"adapters": engine.adapter_names} if engine.adapters else {}),
         limits=settings.limits,
         key_owners=owners_of(settings.keys.api_key, settings.keys.api_key_file),
+        keys_may_change=settings.keys.api_key_file is not None,
         store_url=store_url,
         files_at=_absolute(settings.launch.files_at),
         batches=settings.batches,

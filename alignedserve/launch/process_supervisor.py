@@ -120,8 +120,16 @@ class ProcessSupervisor:
         await self._is_up.wait()
 
     async def until_ended(self) -> None:
-        """Returns when `supervise` has returned, or is about to."""
+        """Returns when `supervise` has returned or failed, or is about to."""
         await self._ended.wait()
+
+    async def until_up_or_ended(self) -> None:
+        tasks = [asyncio.create_task(each) for each in (self.until_up(), self.until_ended())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def stopping(self) -> None:
         self._is_stopping = True
@@ -186,8 +194,10 @@ class ProcessSupervisor:
         """Returns when the process has stopped after an order. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
-            await self._run()
-            self._ended.set()
+            try:
+                await self._run()
+            finally:
+                self._ended.set()
             watching.cancel()
 
     async def _run(self) -> None:

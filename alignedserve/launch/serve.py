@@ -32,7 +32,7 @@ from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
 from alignedserve.process.listening import bind
-from alignedserve.process.private_files import make_directory
+from alignedserve.process.private_files import kept, make_directory
 from alignedserve.store.homes import make_home
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     start_s = time.monotonic()
     http, engine = settings.http, settings.engine
     check_address(http.host, http.port)
-    prepare_directory()
+    directory = prepare_directory()
     path = control_path(http.host, http.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
     check(settings, model)
@@ -115,6 +115,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     _check_files_at(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with (
+        kept(directory),
         bind(http.host, http.port) as listener,
         locate_store(settings.launch, prefix) as store,
         _nodes(settings, prefix, say) as nodes,

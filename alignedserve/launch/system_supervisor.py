@@ -52,8 +52,9 @@ class SystemSupervisor:
         shutdown_timeout_s: float = 0.0,
     ) -> None:
         """`islands` are the plans of the first nodes, and `plan` makes those of later nodes. `ready` is called when
-        everything is up for the first time. `control` is where others may ask for a restart. The file of `keys` is
-        watched. Requests that run at the end get `shutdown_timeout_s` seconds to finish."""
+        everything is up for the first time and every gateway accepts clients. `control` is where others may ask for a
+        restart. The file of `keys` is watched. Requests that run at the end get `shutdown_timeout_s` seconds to
+        finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -171,7 +172,7 @@ class SystemSupervisor:
         assert isinstance(old, RayActor) and isinstance(new, RayActor), "gateways have no GPU"
         try:
             new.begin()
-            await self._until_connected(gateway, new)
+            await self._until_serving(gateway, new)
         except BaseException:
             new.kill()
             raise
@@ -182,18 +183,18 @@ class SystemSupervisor:
         task.add_done_callback(lambda task: self._retiring.pop(task, None))
         say(f"{gateway.name} is another process, after {time.monotonic() - begun_s:.1f} s")
 
-    async def _until_connected(self, gateway: ProcessSupervisor, new: RayActor) -> None:
-        """Returns when the gateway is connected. Raises RestartFailed if it ends before, or takes too long."""
-        connected = asyncio.create_task(self._links.until_connected(new.spec.instance_id))
+    async def _until_serving(self, gateway: ProcessSupervisor, new: RayActor) -> None:
+        """Returns when the gateway accepts clients. Raises RestartFailed if it ends before, or takes too long."""
+        serving = asyncio.create_task(self._links.until_serving(new.spec.instance_id))
         ended = asyncio.create_task(new.until_ended())
         try:
             await asyncio.wait(
-                {connected, ended}, timeout=gateway.patience_s, return_when=asyncio.FIRST_COMPLETED
+                {serving, ended}, timeout=gateway.patience_s, return_when=asyncio.FIRST_COMPLETED
             )
-            if not connected.done():
+            if not serving.done():
                 raise RestartFailed(f"another process for {gateway.name} does not come up")
         finally:
-            connected.cancel()
+            serving.cancel()
             ended.cancel()
 
     async def _until_retired(self, gateway: RayActor) -> None:
@@ -218,6 +219,8 @@ class SystemSupervisor:
     async def _announce(self) -> None:
         gateways = (gateway.until_up() for gateway in self._gateways.values())
         await asyncio.gather(self._store.until_up(), self._islands.until_up(), *gateways)
+        # An island goes on without its gateway if that fails.
+        await asyncio.gather(*(gateway.until_up_or_ended() for gateway in self._islands.gateways))
         self._ready()
 
     async def _until_gateways_ended(self) -> None:

@@ -82,13 +82,13 @@ def give(listener: socket.socket, to: socket.socket) -> None:
 
 @contextlib.contextmanager
 def inherited(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields the socket of the process of this user that has listened at this address through this function; or a new
-    socket if there is none. The next process gets it in the same way. Raises OSError, which names the address, if it is
-    impossible to listen there."""
+    """Yields the socket of the process of this user that has got it for this address through this function; or a new
+    one, which does not listen yet, if there is none. The next process gets it in the same way. Raises OSError, which
+    names the address, if another program listens there."""
     # Names in the abstract namespace. It belongs to the network namespace, in which a port exists once, and has no
     # files.
     names = [f"\0alignedserve:{host}:{port}:{number}" for number in range(MAX_HEIRS)]
-    with _ask_one(names) or listen(host, port) as sock, socket.socket(socket.AF_UNIX) as heirs:
+    with _ask_one(names) or bind(host, port) as sock, socket.socket(socket.AF_UNIX) as heirs:
         _bind_one(heirs, names)
         heirs.listen()
         giving = threading.Thread(target=_give_all, args=(sock, heirs), daemon=True)

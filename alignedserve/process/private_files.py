@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +20,18 @@ def make_directory(path: str | Path) -> None:
     os.makedirs(path, mode=0o700, exist_ok=True)
     if os.stat(path).st_mode & stat.S_IWOTH:
         raise OSError(errno.EACCES, _OTHERS_WRITE, str(path))
+
+
+@contextmanager
+def kept(directory: str | Path) -> Iterator[None]:
+    """Keeps systemd-tmpfiles from removing what is old in the directory while the block runs. It skips locked
+    directories."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def can_others_write(directory: Path) -> bool:

@@ -749,13 +749,16 @@ class ApiKeys(Message):
 
 
 class Attainment(Message):
-    """From a gateway to the launcher, every second: how many objectives were met since the last message."""
+    """From a gateway to the launcher, when it begins to serve and every second: how many objectives were met since the
+    last message."""
 
     # Real-time requests. A request that was refused because the queue was full counts as missed.
     num_met: int
     num_missed: int
     # Whether batch jobs would be late at their current speed.
     are_late: bool
+    # Whether the gateway accepts connections of clients. Earlier versions don't say so.
+    is_serving: bool = True
 
 
 class GatewayNews(Message):

@@ -27,9 +27,12 @@ STAGED_S = 600
 
 class RedisParts:
     def __init__(
-        self, redis: RedisConnection, limits: StoreLimits, check: Callable[[int, Lease | None], int]
+        self,
+        redis: RedisConnection,
+        limits: Callable[[], StoreLimits],
+        check: Callable[[int, Lease | None], int],
     ) -> None:
-        """`check` raises the error for a script's negative answer."""
+        """`limits` returns the limits of the moment. `check` raises the error for a script's negative answer."""
         self._redis = redis
         self._limits = limits
         self._check = check
@@ -37,7 +40,8 @@ class RedisParts:
     @property
     def _byte_limits(self) -> tuple[int | str, int | str]:
         """The limits of bytes as scripts expect them: in total, and the owner's."""
-        limits = self._limits.max_bytes, self._limits.max_bytes_of_owner
+        now = self._limits()
+        limits = now.max_bytes, now.max_bytes_of_owner
         most, most_of_owner = ("" if limit is None else limit for limit in limits)
         return most, most_of_owner
 

@@ -52,7 +52,7 @@ class RedisResponses(RedisParts, ResponseStore):
         return RedisConversations(self._redis, self._limits, self._check)
 
     async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces], turn: Turn | None = None) -> None:
-        record, is_open, limits = _encode(head), int(not head.is_over), self._limits
+        record, is_open, limits = _encode(head), int(not head.is_over), self._limits()
         bounds = [limits.max_open_jobs, limits.max_open_jobs_of_owner]
         given_bounds = ["" if bound is None else bound for bound in bounds] + [*self._byte_limits]
         num_turn_bytes = _num_bytes_of(turn, parts) if turn else 0

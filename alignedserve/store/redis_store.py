@@ -71,11 +71,12 @@ class RedisStore(RedisConnection, Store):
     def __init__(self, url: str, limits: StoreLimits | None = None) -> None:
         """Raises ValueError for an invalid URL."""
         super().__init__(url)
-        self._limits = limits or StoreLimits()
+        # They may be changed, and count from the next request on.
+        self.limits = limits or StoreLimits()
 
     @property
     def responses(self) -> ResponseStore:
-        return RedisResponses(self, self._limits, self._check)
+        return RedisResponses(self, lambda: self.limits, self._check)
 
     @property
     def deliveries(self) -> DeliveryStore:
@@ -106,7 +107,7 @@ class RedisStore(RedisConnection, Store):
         limits = self._byte_limits(is_bounded, is_apart=True)
         done = await self.run(scripts.RESERVE, file_id, owner, num_bytes, lapses_at, *limits)
         if done < 0:
-            raise self._limits.full(is_owners=done == -3, is_apart=True)
+            raise self.limits.full(is_owners=done == -3, is_apart=True)
 
     @asks
     async def forgotten(self, file_ids: Sequence[FileId]) -> list[FileId]:
@@ -172,7 +173,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def add_job(self, job: JobRecord) -> bool:
-        limits = self._limits
+        limits = self.limits
         open_limits = _or_none(limits.max_open_jobs), _or_none(limits.max_open_jobs_of_owner)
         args = [_encode(job), job.id, job.owner, job.stored_input_id, job.expires_at]
         args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner, job.status]
@@ -418,7 +419,7 @@ class RedisStore(RedisConnection, Store):
         return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
 
     def _byte_limits(self, is_bounded: bool = True, is_apart: bool = False) -> tuple[int | str, int | str]:
-        limits = self._limits
+        limits = self.limits
         if not is_bounded:
             return "", ""
         if is_apart:
@@ -433,9 +434,9 @@ class RedisStore(RedisConnection, Store):
 
     def _refused(self, done: int, lease: Lease | None) -> NoReturn:
         if done in (-2, -3):
-            raise self._limits.full(is_owners=done == -3)
+            raise self.limits.full(is_owners=done == -3)
         if done in (-4, -5):
-            raise self._limits.too_many_jobs(is_owners=done == -5)
+            raise self.limits.too_many_jobs(is_owners=done == -5)
         assert lease
         raise lease.lost()
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from alignedserve.process.private_files import kept
+
 # Names of the program, in order of preference.
 NAMES = ("redis-server", "valkey-server")
 # The most bytes of a Unix socket's path, terminating zero included.
@@ -66,7 +68,9 @@ def locked(directory: Path) -> Iterator[int]:
             f"state_dir='{directory}': another system uses it; give this one a --state-dir of its own"
         ) from None
     try:
-        yield lock
+        # The directory may be in /tmp.
+        with kept(directory):
+            yield lock
     finally:
         os.close(lock)
 

@@ -65,6 +65,15 @@ def test_it_has_time_to_drain_and_its_socket_is_found_from_outside() -> None:
     assert values("ReadWritePaths") == ["/tmp"] and not values("PrivateTmp")
 
 
+def test_gpus_are_there_before_it_starts_and_are_not_hidden() -> None:
+    """Nodes are made as root (+), and a host without GPUs lacks the programs (-)."""
+    assert [line.split()[0] for line in values("ExecStartPre")] == [
+        "-+/usr/bin/nvidia-smi",
+        "-+/usr/bin/nvidia-modprobe",
+    ]
+    assert not values("PrivateDevices") and not values("DevicePolicy") and not values("DeviceAllow")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
 def test_a_file_of_keys_that_root_replaces_can_be_read_by_the_service(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -319,6 +320,7 @@ def test_a_corpus_that_goes_wrong_after_its_first_line_is_named_before_anything_
         with pytest.raises(ValueError, match=f"length_corpus='{path}': .*line 2: Expecting"):
             async with lengths.running("demo", None):
                 raise AssertionError("it must not run")
+        assert not [each for each in threading.enumerate() if each.name.startswith("lengths")]
 
     play(scenario)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
-from alignedserve.gateway.http.keys import Keys, owners_of
+from alignedserve.gateway import launcher_link
+from alignedserve.gateway.http.keys import EXPIRED, Keys, owners_of
+from alignedserve.gateway.http.server import Server
+from alignedserve.gateway.limits import Limits
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -26,7 +32,8 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import Epoch, InstanceId, gateway_ids, island_gateway
 from tests.gateway.scripted import TOKEN, ScriptedRouter
-from tests.gateway.served import GATEWAY, Served, play, served
+from tests.gateway.served import GATEWAY, QuickGateway, Served, play, served
+from tests.store.redis_process import redis_running
 
 
 @dataclass
@@ -50,10 +57,20 @@ class Seen:
             await self.changed.wait()
 
 
+class CountedLinks(GatewayLinks):
+    """Counts the reports of gateways."""
+
+    num_reports = 0
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        self.num_reports += isinstance(message, Attainment)
+        super().received(hello, message)
+
+
 @dataclass
 class Launcher:
     address: RouterAddress
-    links: GatewayLinks
+    links: CountedLinks
     gateway: Seen
     others: list[Seen]
 
@@ -72,7 +89,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def launcher(address: RouterAddress | None = None, gateways: int = 1) -> AsyncIterator[Launcher]:
     seen = {name: Seen() for name in gateway_ids(gateways)}
     address = address or RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
-    links = GatewayLinks(address, seen)
+    links = CountedLinks(address, seen)
     await links.listen()
     gateway, *others = seen.values()
     try:
@@ -294,11 +311,16 @@ def test_a_launcher_that_is_back_says_what_has_changed() -> None:
     play(scenario)
 
 
+def with_key(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def status(at: Served, key: str) -> int:
+    return (await at.http.get("/v1/models", headers=with_key(key))).status_code
+
+
 def test_keys_are_those_that_the_launcher_sends() -> None:
     """Also in a gateway that was planned with others, as one is that was started again."""
-
-    async def status(at: Served, key: str) -> int:
-        return (await at.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
 
     async def scenario() -> None:
         planned = owners_of(["old"], None)
@@ -315,6 +337,115 @@ def test_keys_are_those_that_the_launcher_sends() -> None:
                 assert await status(at, "newer") == 200
             # while the launcher is away
             assert (await status(at, "newer"), await status(at, "new")) == (200, 401)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("may_change", [False, True], ids=["fixed", "of a file"])
+def test_without_a_launcher_keys_that_may_have_been_revoked_are_good_for_a_while(
+    may_change: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_link, "KEYS_EXPIRE_S", 0.0)
+
+    async def scenario() -> None:
+        owners = owners_of(["key"], None)
+        address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+        async with served(launcher=address, key_owners=owners, keys_may_change=may_change) as at:
+            async with launcher(address) as launched:
+                launched.links.set_keys(owners)
+                assert await status(at, "key") == 200
+                await launched.gateway.until(is_up=True)
+            link = at.process._launcher
+            assert link
+            await until(lambda: not link._link.is_up)
+            if not may_change:
+                assert await status(at, "key") == 200
+                return
+            while await status(at, "key") == 200:
+                await asyncio.sleep(0.01)
+            answer = await at.http.get("/v1/models", headers=with_key("key"))
+            assert answer.status_code == 503 and answer.json()["error"]["message"] == EXPIRED
+            assert await status(at, "other") == 503
+            health = await at.http.get("/health")
+            assert (health.status_code, health.json()) == (503, {"status": "unavailable", "reason": EXPIRED})
+            async with launcher(address) as back:
+                back.links.set_keys(owners_of(["newer"], None))
+                await back.gateway.until(is_up=True)
+                while await status(at, "newer") != 200:
+                    await asyncio.sleep(0.01)
+                assert await status(at, "key") == 401
+                assert (await at.http.get("/health")).status_code == 200
+
+    play(scenario)
+
+
+def test_the_share_of_a_key_follows_the_number_of_owners() -> None:
+    """A single owner may have all of the store, one of several the half of it."""
+
+    async def scenario() -> None:
+        address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+        one, two = (owners_of(keys, None) for keys in (["first"], ["first", "second"]))
+        limits = Limits(max_stored_bytes=100_000)
+        async with redis_running() as redis, launcher(address) as launched:
+            launched.links.set_keys(one)
+            settings: Any = {"key_owners": one, "store_url": redis.url, "limits": limits}
+            async with served(launcher=address, **settings) as at:
+
+                async def upload() -> httpx.Response:
+                    return await at.http.post(
+                        "/v1/files",
+                        headers=with_key("first"),
+                        data={"purpose": "batch"},
+                        files={"file": ("in.jsonl", b"x" * 70_000)},
+                    )
+
+                file = (await upload()).json()["id"]
+                assert (await at.http.delete(f"/v1/files/{file}", headers=with_key("first"))).is_success
+                launched.links.set_keys(two)
+                while await status(at, "second") != 200:
+                    await asyncio.sleep(0.01)
+                refused = await upload()
+                assert refused.status_code == 413
+                assert "yours may have 50000 bytes" in refused.json()["error"]["message"]
+                launched.links.set_keys(one)
+                while await status(at, "second") == 200:
+                    await asyncio.sleep(0.01)
+                assert (await upload()).status_code == 200
+
+    play(scenario)
+
+
+def test_a_gateway_is_up_once_it_answers() -> None:
+    """Not while it waits for its keys, or while its server starts."""
+    may_start = asyncio.Event()
+
+    class LateServer(Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await may_start.wait()
+            await super().startup(sockets)
+
+    class Late(QuickGateway):
+        def make_server(self, app: FastAPI) -> Server:
+            return LateServer(app, self.telemetry.traces.around)
+
+    async def scenario() -> None:
+        owners = owners_of(["key"], None)
+        address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+        async with (
+            launcher(address) as launched,
+            served(launcher=address, key_owners=owners, kind=Late) as at,
+        ):
+            serving = asyncio.create_task(launched.links.until_serving(GATEWAY))
+            await until(lambda: launched.has_gateway)
+            launched.links.set_keys(owners)
+            # What the gateway says after it has got the keys arrives after this.
+            num_before = launched.links.num_reports
+            await until(lambda: launched.links.num_reports >= num_before + 2)
+            assert not launched.gateway.is_up and not serving.done()
+            may_start.set()
+            await launched.gateway.until(is_up=True)
+            await serving
+            assert await status(at, "key") == 200
 
     play(scenario)
 
@@ -502,7 +633,8 @@ class Other:
         self.link = RouterConnection(address, lambda: hello, self)
         self._heard = heard
 
-    def on_up(self, welcome: Welcome) -> None: ...
+    def on_up(self, welcome: Welcome) -> None:
+        self.link.send(Attainment(0, 0, False))
 
     def on_down(self) -> None: ...
 

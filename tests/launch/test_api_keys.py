@@ -16,7 +16,7 @@ import pytest
 from alignedserve.gateway.config import KeyConfig
 from alignedserve.gateway.http.keys import Keys, contents_of, owners_of
 from alignedserve.launch import api_keys
-from alignedserve.launch.api_keys import KeyFile
+from alignedserve.launch.api_keys import REPEAT_S, KeyFile
 from tests.launch.server import POOL, START_S, serving, until
 
 
@@ -28,9 +28,11 @@ class Watched:
         file.write_text(text)
         self.said: list[str] = []
         self.lists: list[Mapping[bytes, str]] = []
+        # What the launcher's clock shows.
+        self.now_s = 0.0
         config = KeyConfig(given, str(file))
         owners = owners_of(given, str(file))
-        self._reader = KeyFile(config, owners, self.said.append, self.lists.append)
+        self._reader = KeyFile(config, owners, self.said.append, self.lists.append, lambda: self.now_s)
 
     def look(self, text: str | None = None) -> None:
         """Twice, as the file counts once it has not changed between two looks."""
@@ -83,6 +85,57 @@ def test_a_broken_file_changes_nothing_and_is_named_once(
     assert "hidd" not in line and "first" not in line
     watched.look("second\n")
     assert watched.takes("second") and not watched.takes("first")
+    assert [each.partition(":")[0] for each in watched.said[1:]] == [
+        "the file of API keys can be used again",
+        "the API keys have changed",
+    ]
+
+
+def test_a_file_that_stays_broken_is_named_again_now_and_then(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "keys", "first\n")
+    watched.look("")
+    for _ in range(3):
+        num_said = len(watched.said)
+        watched.now_s += REPEAT_S / 2
+        watched.look()
+        assert len(watched.said) == num_said
+        watched.now_s += REPEAT_S / 2
+        watched.look()
+        assert len(watched.said) == num_said + 1
+    assert len({*watched.said}) == 1 and "holds no key" in watched.said[0]
+    # The old contents are a new list to no gateway, and end the complaints.
+    watched.look("first\n")
+    watched.now_s += REPEAT_S
+    watched.look()
+    assert watched.lists == [] and watched.said[4:] == ["the file of API keys can be used again"]
+
+
+def test_a_look_that_fails_is_told_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever went wrong: without further looks a revoked key would stay valid."""
+    monkeypatch.setattr(api_keys, "LOOK_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("first\n")
+    said: list[str] = []
+    lists: list[Mapping[bytes, str]] = []
+    is_there = asyncio.Event()
+
+    def changed(owners: Mapping[bytes, str]) -> None:
+        lists.append(owners)
+        if len(lists) < 3:
+            raise RuntimeError("can't start new thread")
+        is_there.set()
+
+    async def scenario() -> None:
+        key_file = KeyFile(KeyConfig((), str(file)), owners_of((), str(file)), said.append, changed)
+        file.write_text("second\n")
+        watching = asyncio.create_task(key_file.watch())
+        async with asyncio.timeout(60):
+            await is_there.wait()
+        watching.cancel()
+
+    asyncio.run(scenario())
+    assert lists[0] == lists[2] == owners_of(["second"], None)
+    assert said[0] == "the API keys stay as they are: RuntimeError: can't start new thread"
 
 
 def test_a_file_of_the_same_size_and_times_is_another(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,87 @@ def test_what_ray_repeats_at_length_and_empty_lines_are_left_out(form: str) -> N
 def test_a_line_is_written_once_it_has_ended() -> None:
     (line,) = printed("text", "one ", "line", "\n", "another")
     assert line.endswith("Z one line")
+
+
+SHOWING = """
+import sys, time
+from alignedserve.launch import console
+console.SHOW_S = 0.1
+console.format_output(sys.argv[1])
+def until_told():
+    assert sys.stdin.readline()
+"""
+
+
+@contextmanager
+def showing(form: str, program: str) -> Iterator[tuple[Callable[[], str], Callable[[], None]]]:
+    """A process that writes like this. Yields what returns the message of its next line, and what tells it to go on."""
+    command = [sys.executable, "-c", SHOWING + program, form]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdin and process.stdout
+        asking, answers = process.stdin, process.stdout
+
+        def message() -> str:
+            line = answers.readline()
+            if form == "json":
+                return str(json.loads(line)["message"])
+            found = re.fullmatch(f"{TIME}(.*)\n", line)
+            assert found, line
+            return found[1]
+
+        def go_on() -> None:
+            asking.write("\n")
+            asking.flush()
+
+        yield message, go_on
+        asking.close()
+        answers.read()
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_question_is_shown_before_its_answer(form: str, stream: str) -> None:
+    program = f"""
+print("sure? [y/n] ", end="", file=sys.{stream})
+until_told()
+print("yes", file=sys.{stream})
+print("and ", end="", file=sys.{stream})
+"""
+    with showing(form, program) as (message, go_on):
+        assert message().rstrip() == "sure? [y/n]"
+        go_on()
+        # The last of them at the end of the process.
+        assert (message(), message().rstrip()) == ("yes", "and")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_progress_of_a_download_is_shown(form: str) -> None:
+    program = """
+from tqdm import tqdm
+with tqdm(total=4, desc="weights", mininterval=0, file=sys.stderr) as bar:
+    for _ in range(2):
+        until_told()
+        bar.update()
+        bar.update()
+"""
+    with showing(form, program) as (message, go_on):
+        for percent in (0, 50, 100):
+            # If the process is slow, states between these are shown as well.
+            while f" {percent}%" not in (found := message()):
+                assert found.startswith("weights:") and found.count("weights") == 1
+            if percent < 100:
+                go_on()
+
+
+def test_what_overwrites_a_line_is_none_of_a_process() -> None:
+    text, as_json = (
+        printed(form, f"an error \r{line}\n") for form, line in (("text", LOGGED), ("json", AS_JSON))
+    )
+    assert re.fullmatch(TIME + re.escape(LOGGED), text[0]) and len(text) == 1
+    assert json.loads(as_json[0])["process"] == "launcher" and json.loads(as_json[0])["message"] == AS_JSON
 
 
 def test_each_line_is_an_object() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -15,7 +16,8 @@ import pytest
 
 from alignedserve.launch import exits
 from alignedserve.launch.exits import ExitWatch, _num_oom_kills, _oom_counter
-from tests.launch.server import POOL, serving
+from tests.launch.restarting import restart
+from tests.launch.server import POOL, serving, until
 
 KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 knows = pytest.mark.skipif(KERNEL < (6, 15), reason="this kernel does not tell the status")
@@ -51,6 +53,27 @@ def test_nothing_is_known_of_a_process_that_runs_or_never_was() -> None:
     watch.close()
     watch.close()
     assert ExitWatch(2**22 + 1).result() is None
+
+
+def num_pidfds(pid: int) -> int:
+    """How many processes it holds a descriptor of."""
+    found = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        # It may be closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(each) == "anon_inode:[pidfd]"
+    return found
+
+
+def test_the_descriptor_of_a_process_is_closed_with_the_last_that_watches_it() -> None:
+    before = num_pidfds(os.getpid())
+    watch = ExitWatch(os.getpid())
+    result = watch.result
+    assert num_pidfds(os.getpid()) == before + 1
+    del watch
+    assert result() is None and num_pidfds(os.getpid()) == before + 1
+    del result
+    assert num_pidfds(os.getpid()) == before
 
 
 @pytest.fixture
@@ -177,6 +200,18 @@ def test_both_versions_of_cgroups_are_read(
     assert _oom_counter(1, tmp_path) == counter and _num_oom_kills(counter) == 2
     counter.unlink()
     assert _oom_counter(1, tmp_path) == Path("/proc/vmstat")
+
+
+@pytest.mark.slow
+def test_no_descriptors_of_processes_are_left_by_a_restart() -> None:
+    with serving(*POOL) as server:
+        server.until_whole()
+        before = num_pidfds(server.pid)
+        assert before >= len(server.processes())
+        restart(server)
+        server.until_whole()
+        # Also not of the gateway that was replaced, which ends a little later.
+        until(lambda: num_pidfds(server.pid) <= before, lambda: f"{before}, {num_pidfds(server.pid)}")
 
 
 @knows

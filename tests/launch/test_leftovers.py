@@ -14,6 +14,7 @@ import pytest
 
 from alignedserve.launch.leftovers import descendants, end, removing
 from alignedserve.launch.ports import FIRST, LAST, check_address, free_port, is_free
+from tests.process.test_private_files import is_locked
 
 HOLD = """
 import subprocess, sys, time
@@ -40,6 +41,7 @@ def test_directory_and_memory_go_with_the_block() -> None:
     prefix = f"test-{secrets.token_hex(6)}"
     segment = Path(f"/dev/shm/{prefix}-1")
     with pytest.raises(RuntimeError), removing(prefix) as left:
+        assert is_locked(left.directory), "it would be cleaned away while the system runs"
         (left.directory / "file").touch()
         segment.touch()
         raise RuntimeError

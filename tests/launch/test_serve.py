@@ -21,6 +21,7 @@ import pydantic
 import pytest
 
 from alignedserve import LLM, SamplingParams, demo
+from alignedserve.launch.control import control_path
 from alignedserve.launch.leftovers import descendants
 from alignedserve.offline.outputs import PositionLogprobs
 from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
@@ -32,6 +33,7 @@ from tests.launch.restarting import check_restart, restart
 from tests.launch.server import EXACT, POOL, START_S, Server, is_gone, serving, starting, until
 from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
+from tests.process.test_private_files import is_locked
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,10 @@ def test_another_user_can_open_nothing_of_it(server: Server) -> None:
     # what is looked at is there
     assert reached(surface) and str(router.parent) in {str(path) for path in surface.private}
     assert as_nobody(lambda: reached(surface)) == []
+
+
+def test_what_it_has_in_tmp_is_not_cleaned_away(server: Server) -> None:
+    assert is_locked(Path(control_path("127.0.0.1", server.port)).parent)
 
 
 def test_no_port_but_http_s_answers_who_has_no_key(server: Server) -> None:

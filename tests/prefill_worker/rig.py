@@ -10,8 +10,21 @@ import numpy as np
 
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    Gone,
+    InstanceLimits,
+    NewTokens,
+    PrefillReport,
+    Request,
+    Work,
+)
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.boundary import PrefillBoundary
+from alignedserve.scheduling.policies import Policy
+from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
 from tests.worker_parts import engine_of
@@ -20,13 +33,40 @@ KEY = RequestKey(7)
 BLOCK = 16
 
 
+class InterruptingPart(PrefillPart):
+    """Preempts the first prompt that has so many tokens."""
+
+    is_done = False
+
+    def plan(self, at: PrefillBoundary) -> None:
+        for request in at.computing:
+            if request.num_computed >= 80 and not self.is_done:
+                self.is_done = True
+                at.preempt(request)
+        super().plan(at)
+
+
+class Interrupting(Fcfs):
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        return InterruptingPart(limits, self.config)
+
+
 class Rig:
     """A prefill instance, forty tokens at a time, and memory for its KV."""
 
-    def __init__(self, directory: Path, kv_bytes: int = 4 << 20, enable_prefix_caching: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kv_bytes: int = 4 << 20,
+        enable_prefix_caching: bool = False,
+        policy: Policy | None = None,
+    ) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=kv_bytes, max_num_batched_tokens=40)
         self.worker = PrefillWorker(
-            engine, LiveTransfers(engine.cache.parts, Epoch(1)), enable_prefix_caching=enable_prefix_caching
+            engine,
+            LiveTransfers(engine.cache.parts, Epoch(1)),
+            policy,
+            enable_prefix_caching=enable_prefix_caching,
         )
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)

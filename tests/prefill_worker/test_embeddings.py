@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import Abort, Gone, InstanceLimits, Prefill, Work
+from alignedserve.protocol.messages import Abort, Gone, Prefill, Work
 from alignedserve.protocol.pooling import DTYPE, NO_SAMPLING, POOLINGS
-from alignedserve.scheduling.boundary import PrefillBoundary
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import PrefillPart
-from alignedserve.scheduling.policies.fcfs import Fcfs
-from alignedserve.timing.estimate import Estimate
-from alignedserve.types import Epoch
-from tests.prefill_worker.rig import KEY, Rig, work
+from tests.prefill_worker.rig import KEY, Interrupting, Rig, work
 from tests.tiny_models import embeddings, prompts
 from tests.worker_parts import engine_of
 
@@ -70,37 +63,15 @@ def test_what_the_prefix_cache_has_is_used_for_the_last_state_alone(
     assert (sum(report.num_found for report in rig.reports) > 200) is (pooling == "last")
 
 
-class InterruptingPart(PrefillPart):
-    """Preempts the first prompt that has so many tokens."""
-
-    is_done = False
-
-    def plan(self, at: PrefillBoundary) -> None:
-        for request in at.computing:
-            if request.num_computed >= 80 and not self.is_done:
-                self.is_done = True
-                at.preempt(request)
-        super().plan(at)
-
-
-class Interrupting(Fcfs):
-    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
-        return InterruptingPart(limits, self.config)
-
-
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @both_poolings
 def test_preempted_it_begins_again(tiny_model: Directory, pooling: str, enable_prefix_caching: bool) -> None:
     """With its KV in the prefix cache, the last state is computed from there."""
-    rig = Rig(tiny_model(FAMILY))
-    engine, policy = engine_of(rig.worker), Interrupting(SchedulingConfig())
-    rig.worker = PrefillWorker(
-        engine,
-        LiveTransfers(engine.cache.parts, Epoch(1)),
-        policy,
+    rig = Rig(
+        tiny_model(FAMILY),
         enable_prefix_caching=enable_prefix_caching,
+        policy=Interrupting(SchedulingConfig()),
     )
-    rig.worker.use_pool(rig.pool)
     rig.worker.on(Prefill([asked(pooling)]))
     check_end(rig, tiny_model(FAMILY), pooling)
     num_computed = sum(report.num_computed for report in rig.reports)

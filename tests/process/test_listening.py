@@ -25,21 +25,22 @@ def port() -> int:
 
 
 def test_what_waits_is_accepted_by_the_one_that_takes_over(port: int) -> None:
-    with (
-        inherited(HOST, port) as first,
-        socket.create_connection((HOST, port)) as waiting,
-        inherited(HOST, port) as second,
-    ):
-        # As the one before does when it retires.
-        first.close()
-        accepted, client = second.accept()
-        accepted.close()
-        assert client == waiting.getsockname()
-        with inherited(HOST, port) as third:
-            assert third.getsockname() == (HOST, port)
-        # One that did not come up costs nothing.
-        with inherited(HOST, port) as fourth:
-            assert fourth.getsockname() == (HOST, port)
+    with inherited(HOST, port) as first:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port))
+        # As the gateway's server does once it can answer.
+        first.listen()
+        with socket.create_connection((HOST, port)) as waiting, inherited(HOST, port) as second:
+            # As the one before does when it retires.
+            first.close()
+            accepted, client = second.accept()
+            accepted.close()
+            assert client == waiting.getsockname()
+            with inherited(HOST, port) as third:
+                assert third.getsockname() == (HOST, port)
+            # One that did not come up costs nothing.
+            with inherited(HOST, port) as fourth:
+                assert fourth.getsockname() == (HOST, port)
 
 
 def test_who_asks_nothing_is_given_nothing_and_others_are(port: int) -> None:

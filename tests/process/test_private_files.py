@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import secrets
+import shutil
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 
-from alignedserve.process.private_files import can_others_write
+import pytest
+
+from alignedserve.process.private_files import can_others_write, kept
 
 
 def test_others_can_write_where_they_have_the_right_and_a_way() -> None:
@@ -20,3 +28,47 @@ def test_others_can_write_where_they_have_the_right_and_a_way() -> None:
             inner.chmod(inner_mode)
             outer.chmod(outer_mode)
             assert can_others_write(inner) is expected
+
+
+def is_locked(directory: Path) -> bool:
+    """As systemd-tmpfiles finds out."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def test_a_kept_directory_is_locked_and_several_may_keep_it(tmp_path: Path) -> None:
+    with kept(tmp_path):
+        with kept(tmp_path):
+            assert is_locked(tmp_path)
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="there is no systemd here")
+def test_what_is_old_in_a_kept_directory_is_not_cleaned(tmp_path: Path) -> None:
+    place = tmp_path / "tmp"
+    held, other = place / secrets.token_hex(4), place / secrets.token_hex(4)
+    for each in (held, other):
+        (each / "deep").mkdir(parents=True)
+        (each / "deep" / "file").touch()
+    rules = tmp_path / "rules.conf"
+    rules.write_text(f"d {place} 0755 - - 1us\n")
+
+    def clean() -> None:
+        subprocess.run(["systemd-tmpfiles", "--clean", str(rules)], check=True)
+
+    with kept(held):
+        deadline_s = time.monotonic() + 60
+        while other.exists():
+            clean()
+            assert time.monotonic() < deadline_s
+        assert (held / "deep" / "file").exists()
+    while held.exists():
+        clean()
+        assert time.monotonic() < deadline_s

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from alignedserve.process.usage import usage_of
+from alignedserve.process.usage import Usage, usage_of
 
 
 def test_cpu_time_and_memory_of_a_process() -> None:
@@ -31,3 +31,76 @@ def test_a_process_whose_name_looks_like_fields() -> None:
         assert used and 0 <= used.cpu_s < 60 and 1 << 20 < used.resident_bytes < 1 << 30
         process.communicate(b"\n")
     assert usage_of(process.pid) is None
+
+
+# It uses a second of CPU time and 64 MiB itself, and shares 64 MiB with its parent. Then it waits.
+CHILD = """
+import mmap, os, sys, time
+shared = mmap.mmap(int(sys.argv[1]), 64 << 20)
+shared.write(b"x" * (64 << 20))
+own = bytearray(os.urandom(1 << 20) * 64)
+while time.process_time() < 1:
+    pass
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+PARENT = """
+import mmap, os, subprocess, sys, threading
+file = os.memfd_create("shared")
+os.ftruncate(file, 64 << 20)
+shared = mmap.mmap(file, 64 << 20)
+shared.write(b"x" * (64 << 20))
+def run():
+    with subprocess.Popen([sys.executable, "-c", sys.argv[1], str(file)], pass_fds=[file]):
+        pass
+print("alone", flush=True)
+sys.stdin.readline()
+# Not every child process is the main thread's.
+running = threading.Thread(target=run)
+running.start()
+running.join()
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_child_processes_count_while_they_run_and_afterwards() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout
+
+        def used_when(said: bytes) -> Usage:
+            assert process.stdin and process.stdout
+            assert process.stdout.readline() == said + b"\n"
+            found = usage_of(process.pid)
+            assert found
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            return found
+
+        alone, together, ended = map(used_when, (b"alone", b"ready", b"ended"))
+        assert together.cpu_s - alone.cpu_s >= 0.95
+        # Python itself takes some of it, and the 64 MiB that both have are counted once.
+        assert 64 << 20 <= together.resident_bytes - alone.resident_bytes < 120 << 20
+        assert alone.resident_bytes > 64 << 20
+        # The CPU time is a counter.
+        assert ended.cpu_s >= together.cpu_s
+        assert ended.resident_bytes < together.resident_bytes - (60 << 20)
+
+
+def test_cpu_time_never_falls_while_child_processes_end() -> None:
+    code = """
+import subprocess, sys
+print("ready", flush=True)
+for _ in range(20):
+    subprocess.run([sys.executable, "-c", "sum(range(300_000))"])
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        last_s = 0.0
+        while used := usage_of(process.pid):
+            assert process.poll() is not None or used.cpu_s >= last_s
+            last_s = used.cpu_s
+            if process.poll() is not None:
+                break

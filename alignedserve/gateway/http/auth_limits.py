@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.http.keys import ANYONE, Keys
+from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits import Limits
@@ -91,6 +91,8 @@ class AuthLimitsMiddleware:
         if scope["path"] != PROBED and (refusal := self._callers.refusal(scope["method"], headers)):
             return refusal
         if owner is None and not self._is_public(scope):
+            if self._keys.are_expired:
+                return unavailable(EXPIRED)
             return _unauthorized(_authorization(headers) is not None)
         if self._drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")

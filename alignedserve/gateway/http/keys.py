@@ -17,6 +17,8 @@ _KEY, _GROUP_OF = "key:", "group:"
 _NAME_DIGITS = 8
 # The owner of all requests if no keys are needed.
 ANYONE = ""
+# Why no key is accepted while the list may be out of date.
+EXPIRED = "the API keys may have changed: the launcher, which reads their file, can't be reached"
 
 # The name of a group, which is part of names in the store.
 _GROUP = re.compile(r"[!-~]{1,64}")
@@ -26,17 +28,26 @@ class Keys:
     def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
         """`owners` come from owners_of. Empty: all requests are allowed."""
         self._owners = dict(owners or {})
+        # Whether keys may have been revoked that are still in this list.
+        self.are_expired = False
 
     def change(self, owners: Mapping[bytes, str]) -> None:
         """Accepts these keys instead, from the next request on. Raises ValueError for a list without any."""
         if not owners:
             raise ValueError("without keys the server would be open to everyone")
         self._owners = dict(owners)
+        self.are_expired = False
+
+    def expire(self) -> None:
+        """Accepts no key until the next list, because this one may be out of date."""
+        self.are_expired = True
 
     def owner(self, authorization: str | None) -> str | None:
-        """Returns the owner of the key in an Authorization header. None: the key is unknown."""
+        """Returns the owner of the key in an Authorization header. None: the key is unknown, or all have expired."""
         if not self._owners:
             return ANYONE
+        if self.are_expired:
+            return None
         scheme, _, key = (authorization or "").partition(" ")
         given = digest_of(key.strip())
         # All keys are compared, regardless of matches, so that the time reveals nothing.

@@ -40,6 +40,7 @@ class Server(uvicorn.Server):
         """`is_shared`: other gateways accept connections from the same socket."""
         self.connections = Connections(fitting(max_connections))
         self._sockets: Sequence[socket.socket] = ()
+        self._started = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 RequestIdMiddleware(app, around),
@@ -73,6 +74,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._sockets = sockets or []
+        if self.started:
+            self._started.set()
+
+    async def until_started(self) -> None:
+        """Returns when the server accepts connections."""
+        await self._started.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

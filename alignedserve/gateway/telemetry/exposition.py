@@ -6,6 +6,7 @@ metrics are exposed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def metrics_route(
             [
                 *own,
                 *_of_islands(clusters),
-                *_usage(clusters, me),
+                *await asyncio.to_thread(lambda: [*_usage(clusters, me)]),
                 _jobs(await count_jobs()),
                 _wanted(num_wanted()),
                 *_infos(models),
@@ -319,8 +320,14 @@ def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
 
 def _usage(clusters: Mapping[int, Cluster], me: InstanceId) -> Iterator[Metric]:
     """Processes of islands are measured by their routers, and gateways of this host here. Those have no island."""
-    cpu = _counter("process_cpu_seconds", "CPU time of each process.", *INSTANCE_LABELS)
-    resident = _gauge("process_resident_memory_bytes", "Memory of each process.", *INSTANCE_LABELS)
+    cpu = _counter(
+        "process_cpu_seconds", "CPU time of each process and its child processes.", *INSTANCE_LABELS
+    )
+    resident = _gauge(
+        "process_resident_memory_bytes",
+        "Memory of each process, and what its child processes do not share with it.",
+        *INSTANCE_LABELS,
+    )
     gateways = {me: os.getpid()}
     for island, cluster in clusters.items():
         for process in cluster.processes:

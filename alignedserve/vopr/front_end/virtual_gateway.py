@@ -138,6 +138,9 @@ class _AppServer:
         await self._exit.wait()
         self.is_serving = False
 
+    async def until_started(self) -> None:
+        """Returns at once, because there is no launcher to tell."""
+
     async def retire(self) -> None:
         raise NotImplementedError("no other gateway takes a virtual one's place while it runs")
 

@@ -248,6 +248,36 @@ def test_a_redis_that_is_not_there(failures: Failures) -> None:
     assert "--redis-url" in failures("--redis-url", "nonsense")["store"]
 
 
+# It runs `doctor` where no distribution has a name like that.
+WITHOUT = """
+import sys
+from importlib import metadata
+hidden = sys.argv.pop(1)
+find = metadata.Distribution.from_name.__func__
+def from_name(cls, name):
+    if name.startswith(hidden):
+        raise metadata.PackageNotFoundError(name)
+    return find(cls, name)
+metadata.Distribution.from_name = classmethod(from_name)
+from alignedserve.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("is_wanted", [False, True], ids=["no traces", "traces"])
+def test_traces_without_what_sends_them(own: list[str], is_wanted: bool) -> None:
+    words = ["doctor", *own, *(["--otlp-endpoint", "http://127.0.0.1:4318"] if is_wanted else [])]
+    command = [sys.executable, "-c", WITHOUT, "opentelemetry", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    failed = [each for each in json.loads(done.stdout)["findings"] if each["level"] == "fail"]
+    assert done.returncode == len(failed) == int(is_wanted)
+    for each in failed:
+        assert each["area"] == "extras" and each["remedy"] == "pip install 'alignedserve[otel]'"
+        assert (
+            each["text"].startswith("--otlp-endpoint: opentelemetry-") and "is not installed" in each["text"]
+        )
+
+
 def test_a_server_that_is_not_there(failures: Failures) -> None:
     failed = failures("--url", f"http://127.0.0.1:{free_port('127.0.0.1')}")
     assert set(failed) == {"health"} and "no server answers there" in failed["health"]
