@@ -4,8 +4,8 @@
 
 Each run clones the commit and runs `.ci/run` there, which runs `make test-all` and reports its duration. Then it runs
 `make test`. The clients' environments are created again, from the caches of pip, uv and npm. The time of each folder of
-tests is recorded as well, since tests/budget.toml limits it. With `--skip-ci` only `make test` is measured. Nothing
-else may run on the machine.
+tests is recorded as well, and that of the fixed work between tests, since tests/budget.toml has both. With `--skip-ci`
+only `make test` is measured. Nothing else may run on the machine.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ def run(checkout: Path, command: str, **environment: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Seconds per command, and seconds of `make test-all` per folder of tests/."""
+    """Seconds per command, and of `make test-all` those per folder of tests/ and of the fixed work between tests."""
 
     commands_s: dict[str, float]
     folders_s: dict[str, float]
+    fixed_work_s: float
 
 
 def measure(with_ci: bool) -> Round:
     with tempfile.TemporaryDirectory(prefix="ci-time-") as directory:
         checkout, record = Path(directory) / "checkout", Path(directory) / "record.json"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(checkout)], check=True)
-        found, folders = {}, {}
+        found, folders, fixed_work_s = {}, {}, 0.0
         if with_ci:
             clients = str(Path(directory) / "clients")
             found[CI] = run(checkout, "bash .ci/run", RECORD=str(record), ALIGNEDSERVE_CLIENTS_DIR=clients)
             recorded = json.loads(record.read_text())
             found[TEST_ALL], folders = float(recorded["whole_s"]), recorded["folders"]
+            fixed_work_s = float(recorded["fixed_work_s"])
         else:
             run(checkout, "make .venv/installed")
-        return Round(commands_s=found | {TEST: run(checkout, TEST)}, folders_s=folders)
+        commands = found | {TEST: run(checkout, TEST)}
+        return Round(commands_s=commands, folders_s=folders, fixed_work_s=fixed_work_s)
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -81,6 +84,7 @@ def main() -> None:
             "runs_s": [each.commands_s for each in rounds],
             "median_s": medians([each.commands_s for each in rounds]),
             "folders_s": medians([each.folders_s for each in rounds]),
+            "fixed_work_s": round(median(each.fixed_work_s for each in rounds), 4),
         }
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

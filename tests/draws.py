@@ -5,6 +5,7 @@ some days of commits.
     @pytest.mark.drawn(one_in=4, whole=True)   all tests in the file with this mark, in a quarter of the runs
     @pytest.mark.drawn(one_in=8, turn=3)       these tests, in the eighth of the runs that is their turn
     @pytest.mark.drawn(one_in=8, turn=3, alone=True)    the same, for what takes minutes
+    @pytest.mark.drawn(one_in=8, turn=3, due=True)      the same, which this time is run in any case
 
 A function's share has each value of its parameters about equally often, and so at least once if it has enough cases. No
 two files may have the same turn of the same number with `alone`, so that no run has both.
@@ -31,6 +32,8 @@ import pytest
 
 # The number of a tree with an unknown commit.
 UNKNOWN = "0"
+# The property of a test's reports that names its turn.
+TURN = "turn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,13 @@ class Share:
     whole: bool = False
     turn: int | None = None
     alone: bool = False
+    due: bool = False
 
     def __post_init__(self) -> None:
         if self.one_in < 1:
             raise ValueError(f"one_in={self.one_in}: must be at least 1")
-        if self.alone and self.turn is None:
-            raise ValueError("alone: needs a turn")
+        if self.turn is None and (self.alone or self.due):
+            raise ValueError(f"{'alone' if self.alone else 'due'}: needs a turn")
         if self.turn is not None and not 0 <= self.turn < self.one_in:
             raise ValueError(
                 f"turn={self.turn}: must be from 0 to {self.one_in - 1} with one_in={self.one_in}"
@@ -70,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """xdist's workers get the number from the process that starts them, because there may be a new commit meanwhile."""
     config.addinivalue_line(
         "markers",
-        "drawn(one_in, whole=False, turn=None, alone=False): a share is run each time; see tests/draws.py",
+        "drawn(one_in, whole=False, turn=None, alone=False, due=False): a share is run each time; see tests/draws.py",
     )
     if (given := getattr(config, "workerinput", {}).get("draw")) is not None:
         config.option.draw = given
@@ -116,6 +120,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(str(error)) from None
         config.stash[_ERROR] = error
         return
+    for (_, share), cases in groups.items():
+        if share.turn is not None:
+            for case in cases:
+                case.user_properties.append((TURN, f"{share.turn} of {share.one_in}"))
     if not _draws(config):
         return
     others = [
@@ -200,7 +208,7 @@ def _drawn(cases: list[pytest.Item], share: Share, place: str, number: str) -> l
         # The turns of eight must be independent of those of two. Otherwise one of them would fall into each of four of
         # those.
         turn = Random(f"{number} of {share.one_in}").randrange(share.one_in)
-        return cases if turn == share.turn else []
+        return cases if share.due or turn == share.turn else []
     random = Random(f"{number} {place}")
     if share.whole:
         return cases if random.randrange(share.one_in) == 0 else []

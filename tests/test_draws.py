@@ -100,6 +100,12 @@ def test_each_run_is_the_turn_of_one(tmp_path: Path) -> None:
     assert set(found) == {("0",), ("1",), ("2",)}
 
 
+def test_a_turn_that_is_due_is_in_each_run(tmp_path: Path) -> None:
+    due = TURNS.replace("turn=each", "turn=each, due=each == 2")
+    found = {tuple(run(tmp_path, due, "--draw", str(number))) for number in range(8)}
+    assert found == {("0", "2"), ("1", "2"), ("2",)}
+
+
 def test_what_is_named_is_run_whatever_was_drawn(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_it.py").write_text(FILE)
@@ -183,6 +189,7 @@ def commit(repository: Path) -> None:
         ("one_in=3, turn=3", "turn=3: must be from 0 to 2 with one_in=3"),
         ("one_in=3, turn=-1", "turn=-1: must be from 0 to 2 with one_in=3"),
         ("one_in=3, alone=True", "alone: needs a turn"),
+        ("one_in=3, due=True", "due: needs a turn"),
         ("one_in=0", "one_in=0: must be at least 1"),
         ("one_in=3, turns=1", "unexpected keyword argument 'turns'"),
     ],

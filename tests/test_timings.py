@@ -4,96 +4,148 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from benchmarks.ci_time import RESULTS
+from tests.budgets import BUDGET, GENEROSITY, Budget, Taken, excesses, pace_of
 from tests.inner_pytest import ROOT, run_pytest
-from tests.timings import BUDGET, GENEROSITY, budgets, excesses, pace_of
 
-BUDGETS = {"router": 60.0, "kvpool": 30.0, "sim": 90.0, "tiny": 5.0}
-USUAL = {name: seconds / GENEROSITY for name, seconds in BUDGETS.items()}
+SECONDS = {"router": 60.0, "kvpool": 30.0, "sim": 90.0, "tiny": 5.0}
+BUDGETS = Budget(SECONDS, turns={"sim": 100.0}, fixed_work_s=0.1)
+USUAL = {name: seconds / GENEROSITY for name, seconds in SECONDS.items()}
+
+
+def over(folders: Mapping[str, float], budget: Budget = BUDGETS, fixed_work_s: float = 0.1) -> list[str]:
+    return [each.tests for each in excesses(Taken(folders, fixed_work_s=fixed_work_s), budget)]
 
 
 def test_what_is_within_its_budget_is_no_excess() -> None:
-    assert excesses(USUAL, BUDGETS) == []
-    assert excesses(USUAL | {"router": 59.0}, BUDGETS) == []
+    assert over(USUAL) == []
+    assert over(USUAL | {"router": 59.0}) == []
 
 
 def test_a_folder_that_outgrew_the_others_is_named_with_both_numbers() -> None:
-    (found,) = excesses(USUAL | {"router": 61.0}, BUDGETS)
+    (found,) = excesses(Taken(USUAL | {"router": 61.0}), BUDGETS)
     assert str(found).startswith("tests/router took 61 s and may take 60: ")
 
 
 def test_a_folder_without_a_budget_is_named() -> None:
-    assert [each.folder for each in excesses(USUAL | {"new": 1.0}, BUDGETS)] == ["new"]
+    assert over(USUAL | {"new": 1.0}) == ["tests/new"]
 
 
-def test_a_slow_machine_is_no_excess_and_hides_none() -> None:
+@pytest.mark.parametrize("fixed_work_s", [0.1, 0.3])
+def test_a_slow_machine_is_no_excess_and_hides_none(fixed_work_s: float) -> None:
+    """It is slower at everything; at the fixed work as well, or not."""
     slow = {name: 3 * seconds for name, seconds in USUAL.items()}
-    assert pace_of(slow, BUDGETS) == 3
-    assert excesses(slow, BUDGETS) == []
-    assert [each.folder for each in excesses(slow | {"sim": 271.0}, BUDGETS)] == ["sim"]
+    assert pace_of(Taken(slow, fixed_work_s=fixed_work_s), BUDGETS) == pytest.approx(3)
+    assert over(slow, fixed_work_s=fixed_work_s) == []
+    assert over(slow | {"sim": 271.0}, fixed_work_s=fixed_work_s) == ["tests/sim"]
+
+
+# the budgets of what takes longest, and what it took on one core
+LONGEST = {
+    "benchmarks": (185, 171),
+    "cli": (185, 188),
+    "clients": (200, 181),
+    "cluster": (545, 508),
+    "engine": (375, 388),
+    "gateway": (655, 890),
+    "kernels": (335, 154),
+    "launch": (640, 390),
+    "models": (65, 53),
+    "ops": (275, 294),
+    "sim": (250, 266),
+    "vopr": (110, 161),
+}
+LONG = Budget({name: float(seconds) for name, (seconds, _) in LONGEST.items()}, fixed_work_s=0.1)
+ON_ONE_CORE = {name: float(seconds) for name, (_, seconds) in LONGEST.items()}
 
 
 def test_a_slow_processor_slows_what_computes_and_not_what_waits() -> None:
-    """Two cores' tests on one core, as measured: half of the folders took as long as ever."""
-    paces = {
-        "router": 2.3,
-        "kvpool": 2.2,
-        "sim": 2.0,
-        "launch": 1.1,
-        "cluster": 1.0,
-        "deploy": 1.0,
-        "models": 1.0,
-    }
-    allowed = dict.fromkeys(paces, 60.0)
-    slow = {name: 40 * pace for name, pace in paces.items()}
-    assert pace_of(slow, allowed) == pytest.approx(1.1)
-    assert excesses(slow, allowed) == []
-    assert [each.folder for each in excesses(slow | {"launch": 139.0}, allowed)] == ["launch"]
-    assert [each.folder for each in excesses(slow | {"sim": 139.0}, allowed)] == ["sim"]
+    """The median is too small for gateway and vopr, since half of the folders wait. The fixed work is slowed, too."""
+    assert {"tests/gateway", "tests/vopr"} & {*over(ON_ONE_CORE, LONG)}
+    assert over(ON_ONE_CORE, LONG, fixed_work_s=0.17) == []
+    grown = ON_ONE_CORE | {"gateway": 1120.0}
+    assert over(grown, LONG, fixed_work_s=0.17) == ["tests/gateway"]
+
+
+def test_folders_that_grow_together_do_not_excuse_each_other() -> None:
+    """They wait, so that the fixed work takes no longer."""
+    usual = {name: seconds / GENEROSITY for name, seconds in LONG.folders.items()}
+    grown = {name: 2 * usual[name] for name in ("launch", "cluster", "clients")}
+    assert over(usual | grown, LONG) == ["tests/clients", "tests/cluster", "tests/launch"]
+
+
+def test_small_folders_say_nothing_about_the_pace() -> None:
+    many = Budget({f"folder{number}": 50.0 for number in range(9)} | {"router": 60.0, "sim": 90.0})
+    slow = {name: 2 * seconds / GENEROSITY for name, seconds in many.folders.items() if "folder" in name}
+    assert pace_of(Taken(slow | {"router": 40.0, "sim": 60.0}), many) == 1
 
 
 def test_folders_that_were_not_run_say_nothing_about_the_pace() -> None:
-    many = BUDGETS | {f"folder{number}": 60.0 for number in range(9)}
-    slow = {name: 3 * USUAL[name] for name in ("router", "kvpool")}
-    assert pace_of(slow, many) == 3
-    assert excesses(slow, many) == []
+    many = Budget(SECONDS | {f"folder{number}": 60.0 for number in range(9)})
+    slow = {name: 3 * USUAL[name] for name in ("router", "sim")}
+    assert pace_of(Taken(slow), many) == 3
+    assert over(slow, many) == []
 
 
 def test_a_folder_that_was_run_alone_is_held_to_its_budget() -> None:
-    assert [each.folder for each in excesses({"router": 61.0}, BUDGETS)] == ["router"]
+    assert over({"router": 61.0}) == ["tests/router"]
 
 
 def test_a_quick_machine_has_no_smaller_budget() -> None:
-    assert pace_of({name: seconds / 9 for name, seconds in USUAL.items()}, BUDGETS) == 1
+    quick = {name: seconds / 9 for name, seconds in USUAL.items()}
+    assert pace_of(Taken(quick, fixed_work_s=0.01), BUDGETS) == 1
+
+
+def test_turns_have_budgets_of_their_own_and_change_no_pace() -> None:
+    def with_turns(seconds: float, number: int, folders: Mapping[str, float] = USUAL) -> Taken:
+        return Taken(folders, turns={"sim": seconds}, num_turns={"sim": number})
+
+    assert excesses(with_turns(99.0, 1), BUDGETS) == []
+    assert excesses(with_turns(199.0, 2), BUDGETS) == []
+    (found,) = excesses(with_turns(101.0, 1), BUDGETS)
+    assert str(found).startswith("tests/sim in turn took 101 s and may take 100: ")
+    # What a turn leaves is not for others.
+    (found,) = excesses(with_turns(10.0, 1, USUAL | {"sim": 91.0}), BUDGETS)
+    assert found.tests == "tests/sim"
+    (found,) = excesses(Taken(USUAL, turns={"new": 1.0}, num_turns={"new": 1}), BUDGETS)
+    assert found.tests == "tests/new in turn"
 
 
 def test_every_folder_has_a_budget_and_no_other() -> None:
     folders = {
         path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")
     }
-    assert budgets(BUDGET).keys() == {".", *folders}
+    budget = Budget.read()
+    assert budget.folders.keys() == {".", *folders}
+    assert budget.turns.keys() <= folders
 
 
 def test_the_budgets_are_what_folders_took_and_half_of_that() -> None:
     """Within what runs differ by, since each draws other cases. None has a smaller budget than 10 s."""
     took = json.loads(RESULTS.read_text())["folders_s"]
-    usual = tomllib.loads(BUDGET.read_text())["seconds"]
+    budget = tomllib.loads(BUDGET.read_text())
+    usual, turns = budget["seconds"], budget["turns"]
     assert took.keys() == usual.keys()
-    allowed = budgets(BUDGET)
+    # The record has the seconds of turns with the others.
+    allowed = {name: usual[name] + turns.get(name, 0) for name in usual}
     assert {name: took[name] for name in took if took[name] > allowed[name]} == {}
     assert {name: usual[name] for name in took if usual[name] > max(10, 4 * took[name])} == {}
 
 
-def test_seconds_of_turns_come_on_top(tmp_path: Path) -> None:
-    (tmp_path / "budget.toml").write_text("[seconds]\nrouter = 10\nsim = 20\n[turns]\nsim = 5\n")
-    assert budgets(tmp_path / "budget.toml") == {"router": 10, "sim": 25}
-
-
 QUICK = "def test_it(): pass"
+TURNS = """
+import pytest
+
+@pytest.mark.parametrize(
+    "case", ["always", *(pytest.param(each, marks=pytest.mark.drawn(one_in=3, turn=each)) for each in range(3))]
+)
+def test_it(case): pass
+"""
 SHAKY = """
 import time
 
@@ -114,7 +166,18 @@ def test_a_run_prints_its_slowest_files_and_writes_them_down(tmp_path: Path) -> 
     assert "s  tests/router/test_a.py" in said and "s  in all; " in said
     found = json.loads(record.read_text())
     assert found["files"].keys() == {"tests/router/test_a.py", "tests/test_b.py"}
-    assert found["folders"].keys() == {"router", "."}
+    assert found["folders"].keys() == {"router", "."} and found["turns"] == {}
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_turns_and_the_fixed_work_are_recorded(options: tuple[str, ...], tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    plugins = ["tests.timings", "tests.draws", "xdist"]
+    files = {"ops/test_a.py": TURNS}
+    code, said = run_pytest(tmp_path, files, f"--record={record}", "--everything", *options, plugins=plugins)
+    assert code == 0 and "a turn, 3 run  tests/ops" in said and "fixed work, 1 times" in said, said
+    found = json.loads(record.read_text())
+    assert found["folders"].keys() == found["turns"].keys() == {"ops"} and found["fixed_work_s"] > 0
 
 
 def test_a_folder_over_its_budget_fails_a_run_whose_tests_pass(tmp_path: Path) -> None:

@@ -4,18 +4,24 @@ restart."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import TypeVar
 
 from alignedserve.gateway.config import KeyConfig
-from alignedserve.gateway.http.keys import owners_of
+from alignedserve.gateway.http.keys import contents_of, owners_in
+
+_Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
 
 # The seconds between two reads of the file. Contents are compared, because times of files are too coarse.
 LOOK_S = 1.0
+# The seconds that one read may take before it is reported. On a network's file system it may never end.
+READ_S = 5.0
 # The seconds after which a problem that persists is printed again.
 REPEAT_S = 600.0
 
@@ -40,6 +46,8 @@ class KeyFile:
         self._found: dict[bytes, str] = {}
         # The contents at the last look.
         self._last: bytes | None = None
+        # a read that has not ended yet
+        self._reading: asyncio.Future[dict[bytes, str] | None] | None = None
         # why the file can't be used, and when that was last printed
         self._problem = ""
         self._printed_s = 0.0
@@ -58,7 +66,7 @@ class KeyFile:
     async def look(self) -> None:
         """Reads the file. A file that can't be used leaves the list as it is."""
         try:
-            owners = await asyncio.to_thread(self._read)
+            owners = await self._read_in_time()
         except (ValueError, OSError) as error:
             self._complain(str(error))
             return
@@ -74,6 +82,17 @@ class KeyFile:
         if is_new:
             self._say(f"the API keys have changed: {_difference(before, owners)}")
 
+    async def _read_in_time(self) -> dict[bytes, str] | None:
+        """Returns what `_read` returns. If that takes too long, raises ValueError, and the next call waits for the same
+        read."""
+        if self._reading is None:
+            self._reading = _in_daemon_thread(self._read)
+        await asyncio.wait({self._reading}, timeout=READ_S)
+        if not self._reading.done():
+            raise ValueError(f"api_key_file={self._config.api_key_file!r}: not read within {READ_S:g} s")
+        reading, self._reading = self._reading, None
+        return reading.result()
+
     def _complain(self, problem: str) -> None:
         """Prints the problem if it is new, or was printed long ago."""
         now_s = self._clock()
@@ -85,21 +104,34 @@ class KeyFile:
         """Returns the owners; None if the file may be half written: the same contents have to be there at two looks in
         a row, or a key that is cut short would count. Raises ValueError."""
         assert self._config.api_key_file is not None
-        try:
-            seen = Path(self._config.api_key_file).read_bytes()
-        except OSError:
-            # owners_of names the reason
-            seen = None
-        before, self._last = self._last, seen
-        if seen is not None and seen == self._seen:
+        before, self._last = self._last, None
+        self._last = seen = contents_of(self._config.api_key_file)
+        if seen == self._seen:
             return self._found
-        if seen is not None and seen != before:
+        if seen != before:
             return None
-        owners = owners_of(self._config.api_key, self._config.api_key_file)
-        if seen is None or Path(self._config.api_key_file).read_bytes() != seen:
-            return None
+        owners = owners_in(self._config.api_key, self._config.api_key_file, seen)
         self._seen, self._found = seen, owners
         return owners
+
+
+def _in_daemon_thread(call: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    """Starts the call in a thread of its own, for which the end of the process does not wait."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def run() -> None:
+        # A loop that is closed needs no result.
+        with contextlib.suppress(RuntimeError):
+            try:
+                result = call()
+            except Exception as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(future.set_result, result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _difference(before: Mapping[bytes, str], after: Mapping[bytes, str]) -> str:

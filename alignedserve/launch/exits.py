@@ -1,10 +1,11 @@
-"""How a process of this host ended: its exit status or signal, and whether the kernel ran out of memory.
+"""How a process of this host ended: its exit status or signal, and perhaps that memory ran out.
 
 The launcher is not the parent of the processes that Ray starts, so it can't wait for them. It holds a descriptor of
 each (pidfd), from which Linux 6.15 and later tell the status after the end. Earlier kernels tell only that it ended.
 
-The kernel counts the processes that it kills for lack of memory, by cgroup. A count that has risen since the process
-was first seen, together with signal 9, means that it was one of them.
+The kernel counts the processes that it kills for lack of memory, by cgroup. If the count has risen since a process was
+first seen and it ended by signal 9, it may be one of those. Another process of the cgroup may be it instead, and under
+systemd all are in one. So each kill explains one death only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import select
 import signal
 import struct
+import threading
 import weakref
 from pathlib import Path
 
@@ -25,13 +27,34 @@ _INFO_EXIT = 1 << 3
 _WAIT_MS = 500
 CGROUPS = Path("/sys/fs/cgroup")
 _COUNT = "oom_kill "
+_OOM = "perhaps out of memory"
+
+
+class _ExplainedKills:
+    """The kills of each counter that explain a death already. The processes of a cgroup share them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def explain(self, counter: Path, num_before: int) -> bool:
+        """Returns whether a kill after the first `num_before` ones explains no death yet. It then explains this one."""
+        with self._lock:
+            num_explained = max(num_before, self._counts.get(counter, 0))
+            if _num_oom_kills(counter) <= num_explained:
+                return False
+            self._counts[counter] = num_explained + 1
+            return True
+
+
+_EXPLAINED = _ExplainedKills()
 
 
 class ExitWatch:
     """Watches one process from when it is known until after its end."""
 
     def __init__(self, pid: int) -> None:
-        self._counter = _oom_counter(pid)
+        self._counter = _oom_counter(pid, CGROUPS)
         self._num_oom_kills = _num_oom_kills(self._counter)
         try:
             self._descriptor: int | None = os.pidfd_open(pid)
@@ -42,15 +65,16 @@ class ExitWatch:
             self._closing = weakref.finalize(self, os.close, self._descriptor)
 
     def result(self) -> str | None:
-        """Returns how the process ended; None if it runs, or if that can't be known. Blocks for half a second at
-        most."""
-        status = None if self._descriptor is None else _status(self._descriptor)
+        """Returns how the process ended; None if it runs, or if that can't be known. Called once for each process.
+        Blocks for half a second at most."""
+        if self._descriptor is None or not _has_ended(self._descriptor):
+            return None
+        status = _status(self._descriptor)
         is_killed = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
-        is_oom = is_killed and _num_oom_kills(self._counter) > self._num_oom_kills
+        is_oom = is_killed and _EXPLAINED.explain(self._counter, self._num_oom_kills)
         if status is None:
-            # Another process of the same cgroup may be the one that was killed.
-            return "perhaps out of memory" if is_oom else None
-        return f"{_words(status)}, out of memory" if is_oom else _words(status)
+            return _OOM if is_oom else None
+        return f"{_words(status)}, {_OOM}" if is_oom else _words(status)
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -58,12 +82,14 @@ class ExitWatch:
             self._descriptor = None
 
 
-def _status(descriptor: int) -> int | None:
-    """Returns the status of a process that has ended, as os.wait does; None if it runs or the kernel is too old."""
+def _has_ended(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    if not poll.poll(_WAIT_MS):
-        return None
+    return bool(poll.poll(_WAIT_MS))
+
+
+def _status(descriptor: int) -> int | None:
+    """Returns the status of a process that has ended, as os.wait does; None if the kernel is too old."""
     try:
         found = fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, *[0] * 12, 0))
     except OSError:
@@ -82,7 +108,7 @@ def _words(status: int) -> str:
         return f"signal {number}"
 
 
-def _oom_counter(pid: int, root: Path = CGROUPS) -> Path:
+def _oom_counter(pid: int, root: Path) -> Path:
     """Returns the file that counts the kernel's kills in the cgroup of the process, or on the whole machine."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()

@@ -13,7 +13,7 @@ CI = """
 set -eu
 test ! -e "$ALIGNEDSERVE_CLIENTS_DIR"
 mkdir "$ALIGNEDSERVE_CLIENTS_DIR"
-echo '{"whole_s": 7.0, "folders": {"router": 3.0}}' > "$RECORD"
+echo '{"whole_s": 7.0, "folders": {"router": 3.0}, "fixed_work_s": 0.05}' > "$RECORD"
 """
 
 
@@ -31,4 +31,4 @@ def test_each_run_makes_the_clients_environments_anew(
         found = ci_time.measure(with_ci=True)
         assert found.commands_s.keys() == {ci_time.CI, ci_time.TEST_ALL, ci_time.TEST}
         assert found.commands_s[ci_time.TEST_ALL] == 7.0
-        assert found.folders_s == {"router": 3.0}
+        assert found.folders_s == {"router": 3.0} and found.fixed_work_s == 0.05

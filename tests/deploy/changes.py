@@ -14,9 +14,7 @@ DEPLOYED = ("deploy", "cluster.yaml", "tests/deploy")
 def in_turn(turn: int) -> pytest.MarkDecorator:
     """Returns the mark of a test that runs in an eighth of the runs. It also runs whenever this tree differs from the
     previous commit in what is deployed or how that is tested. The commit before a merge is the one merged into."""
-    if differs(ROOT):
-        return pytest.mark.slow
-    return pytest.mark.drawn(one_in=8, turn=turn, alone=True)
+    return pytest.mark.drawn(one_in=8, turn=turn, alone=True, due=differs(ROOT))
 
 
 def differs(root: Path) -> bool:

@@ -20,10 +20,28 @@ def test_the_server_is_started_with_options_that_exist() -> None:
     options = command.make_context("serve", arguments).params
     # beyond the container, where only those with a key are answered
     assert options["host"] == "0.0.0.0"  # noqa: S104
-    assert options["api_key_file"] == "/run/secrets/api_keys"
+    assert options["api_key_file"]
     assert options["redis_url"].split("/")[2].split(":")[0] in COMPOSE["services"]
-    [secret] = SERVER["secrets"]
-    assert secret in COMPOSE["secrets"] and options["api_key_file"].endswith(f"/{secret}")
+
+
+def test_the_directory_of_the_keys_is_mounted_and_not_their_file() -> None:
+    """A mounted file stays the same one when another is renamed over it, so that a revoked key would stay valid."""
+    assert "secrets" not in COMPOSE and "secrets" not in SERVER
+    file = Path(command.make_context("serve", SERVER["command"][1:]).params["api_key_file"])
+    [source] = [
+        source
+        for source, target, mode in (
+            volume.split(":") for volume in SERVER["volumes"] if volume.count(":") == 2
+        )
+        if target == str(file.parent) and mode == "ro"
+    ]
+    # as in the commands at the top, and not in git
+    directory = f"deploy/{Path(source)}"
+    text = (FOLDER / "compose.yaml").read_text()
+    assert f"install -d -m 700 -o 10001 {directory} " in text and f" {directory}/{file.name} " in text
+    assert f"/{directory}/" in (FOLDER.parent / ".gitignore").read_text().splitlines()
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    assert " --uid 10001 " in dockerfile and "\nUSER alignedserve\n" in dockerfile
 
 
 def test_ports_are_open_on_the_host_only() -> None:
@@ -32,8 +50,8 @@ def test_ports_are_open_on_the_host_only() -> None:
 
 
 def test_what_is_kept_is_in_volumes() -> None:
-    named = {volume.split(":")[0] for each in COMPOSE["services"].values() for volume in each["volumes"]}
-    assert named == set(COMPOSE["volumes"])
+    sources = {volume.split(":")[0] for each in COMPOSE["services"].values() for volume in each["volumes"]}
+    assert {each for each in sources if not each.startswith("./")} == set(COMPOSE["volumes"])
     redis = COMPOSE["services"]["redis"]["command"]
     assert redis[redis.index("--appendonly") + 1] == "yes"
 

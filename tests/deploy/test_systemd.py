@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import re
 import shutil
 import subprocess
@@ -70,3 +72,34 @@ def test_gpus_are_there_before_it_starts_and_are_not_hidden() -> None:
         "-+/usr/bin/nvidia-modprobe",
     ]
     assert not values("PrivateDevices") and not values("DevicePolicy") and not values("DeviceAllow")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_a_file_of_keys_that_root_replaces_can_be_read_by_the_service(tmp_path: Path) -> None:
+    """By its group. Another group and directory stand for those of the service."""
+    group = next(each for each in grp.getgrall() if each.gr_gid != os.getegid())
+    steps = UNIT.read_text().split("useradd", 1)[1].split("#   cp ", 1)[0].splitlines()[1:]
+    commands = [
+        step.removeprefix("#").replace("-g alignedserve", f"-g {group.gr_gid}").replace("/etc", str(tmp_path))
+        for step in steps
+        if step.removeprefix("#").strip()
+    ]
+    assert commands[0].split()[0] == "install" and commands[-1].split()[0] == "mv"
+    keys = tmp_path / "alignedserve/api_keys"
+
+    def run(commands: list[str]) -> tuple[int, int]:
+        """The inode of the file, and the number of its keys."""
+        subprocess.run(["sh", "-euc", "\n".join(commands)], cwd=tmp_path, check=True)
+        found = keys.stat()
+        assert (found.st_gid, found.st_mode & 0o777) == (group.gr_gid, 0o640)
+        return found.st_ino, len(keys.read_text().splitlines())
+
+    first, num_keys = run(commands)
+    assert num_keys == 1
+    second, _ = run(commands[1:])
+    assert first != second
+    # What an administrator creates in it without thinking of the group can be read as well.
+    other = tmp_path / "alignedserve/other"
+    subprocess.run(["sh", "-c", f"umask 027; echo key > {other}"], check=True)
+    assert (other.stat().st_gid, other.stat().st_mode & 0o777) == (group.gr_gid, 0o640)

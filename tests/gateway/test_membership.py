@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 
@@ -391,7 +391,7 @@ def test_the_share_of_a_key_follows_the_number_of_owners() -> None:
             settings: Any = {"key_owners": one, "store_url": redis.url, "limits": limits}
             async with served(launcher=address, **settings) as at:
 
-                async def upload() -> httpx.Response:
+                async def upload() -> httpx2.Response:
                     return await at.http.post(
                         "/v1/files",
                         headers=with_key("first"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,10 @@ import httpx2
 import pytest
 
 from alignedserve.gateway.config import KeyConfig
-from alignedserve.gateway.http.keys import Keys, owners_of
+from alignedserve.gateway.http.keys import Keys, contents_of, owners_of
 from alignedserve.launch import api_keys
 from alignedserve.launch.api_keys import REPEAT_S, KeyFile
-from tests.launch.server import POOL, serving, until
+from tests.launch.server import POOL, START_S, serving, until
 
 
 class Watched:
@@ -157,6 +159,100 @@ def test_a_file_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     assert watched.lists == [] and watched.said == []
     watched.look_once()
     assert watched.takes("third") and watched.takes("second") and not watched.takes("sec")
+
+
+def test_a_pipe_is_refused_and_blocks_nothing(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "keys", "first\n")
+    watched.file.unlink()
+    os.mkfifo(watched.file)
+    watched.look()
+    assert watched.said == [
+        f"the API keys stay as they are: api_key_file={str(watched.file)!r}: is not a regular file"
+    ]
+    with pytest.raises(ValueError, match="is not a regular file"):
+        owners_of((), str(watched.file))
+    with pytest.raises(ValueError, match="is not a regular file"):
+        owners_of((), str(tmp_path))
+    watched.file.unlink()
+    watched.look("second\n")
+    assert watched.takes("second")
+
+
+def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is replaced while it is read can't add a list that two looks have not seen."""
+    watched = Watched(tmp_path / "keys", "first\n")
+    read: list[bytes] = []
+
+    def replaced(file: str) -> bytes:
+        read.append(contents_of(file))
+        watched.file.write_text(f"key-{len(read)}\n")
+        return read[-1]
+
+    monkeypatch.setattr(api_keys, "contents_of", replaced)
+    for _ in range(5):
+        watched.look_once()
+    assert len(read) == 5 and watched.lists == []
+
+
+# Its argument is a pipe, of which nothing is written until something was said.
+BLOCKED = """
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+from alignedserve.gateway.config import KeyConfig
+from alignedserve.gateway.http.keys import owners_of
+from alignedserve.launch import api_keys
+
+file, pipe, action = sys.argv[1:]
+api_keys.READ_S = 0.01
+api_keys.LOOK_S = 0.0
+contents_of, num_threads = api_keys.contents_of, []
+
+def blocked(file):
+    num_threads.append(threading.active_count())
+    if len(num_threads) == 1:
+        Path(pipe).read_bytes()
+    return contents_of(file)
+
+api_keys.contents_of = blocked
+
+async def main():
+    told, changed = asyncio.Event(), asyncio.Event()
+
+    def say(line):
+        print(line, flush=True)
+        told.set()
+
+    key_file = api_keys.KeyFile(KeyConfig((), file), owners_of((), file), say, lambda owners: changed.set())
+    Path(file).write_text("second\\n")
+    watching = asyncio.create_task(key_file.watch())
+    await told.wait()
+    if action == "unblock":
+        Path(pipe).write_bytes(b"")
+        await changed.wait()
+    assert max(num_threads) == 2, num_threads
+    watching.cancel()
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("action", ["end", "unblock"])
+def test_a_read_that_blocks_is_told_and_delays_no_end(action: str, tmp_path: Path) -> None:
+    """A file on a network that is down. The process ends while the read still blocks, or the next reads are used."""
+    file, pipe = tmp_path / "keys", tmp_path / "pipe"
+    file.write_text("first\n")
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", BLOCKED, str(file), str(pipe), action]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"the API keys stay as they are: api_key_file={str(file)!r}: not read within 0.01 s"
+    assert last == "ended"
+    assert ("1 added, 1 removed; 1 in all" in done.stdout) == (action == "unblock")
 
 
 @pytest.mark.slow

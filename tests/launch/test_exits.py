@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from alignedserve.launch import exits
 from alignedserve.launch.exits import ExitWatch, _num_oom_kills, _oom_counter
 from tests.launch.restarting import restart
 from tests.launch.server import POOL, serving, until
@@ -75,6 +77,82 @@ def test_the_descriptor_of_a_process_is_closed_with_the_last_that_watches_it() -
 
 
 @pytest.fixture
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the number of kills in a cgroup that all processes share."""
+    file = tmp_path / "memory.events"
+    file.write_text("oom_kill 2\n")
+    monkeypatch.setattr(exits, "_oom_counter", lambda pid, root: file)
+    return file
+
+
+@contextmanager
+def watched() -> Iterator[tuple[subprocess.Popen[bytes], ExitWatch]]:
+    """A process that waits for its end."""
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdin=subprocess.PIPE)
+    watch = ExitWatch(process.pid)
+    try:
+        yield process, watch
+    finally:
+        process.kill()
+        process.communicate()
+        watch.close()
+
+
+def end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel tells the status once it has been waited for."""
+    process.send_signal(number)
+    process.wait()
+
+
+@knows
+def test_a_kill_for_lack_of_memory_explains_one_death(counter: Path) -> None:
+    """Under systemd, all processes are in one cgroup."""
+    with watched() as (router, of_router), watched() as (decode, of_decode), watched() as (pool, of_pool):
+        counter.write_text("oom_kill 3\n")
+        end(router)
+        assert of_router.result() == "signal 9 (SIGKILL), perhaps out of memory"
+        end(decode)
+        assert of_decode.result() == "signal 9 (SIGKILL)"
+        # The next kill is of something else, and its successor is not blamed on it either.
+        counter.write_text("oom_kill 4\n")
+        end(pool, signal.SIGTERM)
+        assert of_pool.result() == "signal 15 (SIGTERM)"
+        with watched() as (successor, of_successor):
+            end(successor)
+            assert of_successor.result() == "signal 9 (SIGKILL)"
+
+
+@knows
+def test_two_kills_for_lack_of_memory_explain_two_deaths(counter: Path) -> None:
+    with watched() as (router, of_router), watched() as (decode, of_decode):
+        counter.write_text("oom_kill 4\n")
+        end(router)
+        end(decode)
+        assert of_router.result() == of_decode.result() == "signal 9 (SIGKILL), perhaps out of memory"
+
+
+def test_a_process_that_runs_did_not_run_out_of_memory(
+    counter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "_WAIT_MS", 0)
+    with watched() as (_, watch):
+        counter.write_text("oom_kill 3\n")
+        assert watch.result() is None
+
+
+def test_on_older_kernels_a_kill_for_lack_of_memory_may_be_the_cause(
+    counter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "_status", lambda descriptor: None)
+    with watched() as (router, of_router), watched() as (decode, of_decode):
+        counter.write_text("oom_kill 3\n")
+        end(router)
+        assert of_router.result() == "perhaps out of memory"
+        end(decode)
+        assert of_decode.result() is None
+
+
+@pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A cgroup in which 64 MiB are too many."""
     for parent, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
@@ -100,7 +178,7 @@ def test_a_process_that_the_kernel_kills_for_memory(small_cgroup: Path) -> None:
     watch = ExitWatch(process.pid)
     process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL
-    assert watch.result() == "signal 9 (SIGKILL), out of memory"
+    assert watch.result() == "signal 9 (SIGKILL), perhaps out of memory"
     watch.close()
 
 

@@ -139,7 +139,7 @@ def test_how_a_process_ended_is_printed() -> None:
         actor.end(killed())
         await actor.until_runs(2)
         assert said[1:] == ["decode-0 is down; starting it again", "decode-0: its process died"]
-        actor.why = "signal 9 (SIGKILL), out of memory"
+        actor.why = "signal 9 (SIGKILL), perhaps out of memory"
         for _ in range(MAX_DEATHS - 1):
             actor.end(killed())
         message = await failure_of(supervising)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from fastapi import Request
 
@@ -70,12 +71,16 @@ def digest_of(key: str) -> bytes:
 
 
 def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
-    """Returns the owners by digest of their keys, of `keys` and of the keys in `file`. The file has one key per line,
-    followed by the name of its group, if any. Empty lines and lines that begin with # are skipped. Raises
-    ValueError."""
+    """Returns the owners by digest of their keys, of `keys` and of the keys in `file`. Raises ValueError."""
+    return owners_in(keys, file, b"" if file is None else contents_of(file))
+
+
+def owners_in(keys: Iterable[str], file: str | None, contents: bytes) -> dict[bytes, str]:
+    """Returns the same, for a file with these contents. It has one key per line, followed by the name of its group, if
+    any. Empty lines and lines that begin with # are skipped. Raises ValueError."""
     found: dict[bytes, str] = {}
     given = [("api_key", key, None) for key in keys]
-    for place, key, group in [*given, *(_read(file) if file is not None else [])]:
+    for place, key, group in [*given, *(_lines(file, contents) if file is not None else [])]:
         if not key or any(not "!" <= letter <= "~" for letter in key):
             raise ValueError(f"{place}: a key must be of printable ASCII letters, without spaces")
         if group is not None and not _GROUP.fullmatch(group):
@@ -89,11 +94,28 @@ def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
     return found
 
 
-def _read(file: str) -> list[tuple[str, str, str | None]]:
+def contents_of(file: str) -> bytes:
+    """Returns what the file of keys contains. Raises ValueError if it can't be read, or is a pipe, a directory or a
+    device: a pipe blocks, and yields its keys once."""
+    try:
+        # Without O_NONBLOCK, opening a pipe blocks.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError(f"api_key_file={file!r}: is not a regular file")
+            with open(descriptor, "rb", closefd=False) as opened:
+                return opened.read()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
+
+
+def _lines(file: str, contents: bytes) -> list[tuple[str, str, str | None]]:
     """Returns where each key stands, the key and its group. Raises ValueError."""
     try:
-        lines = [line.strip() for line in Path(file).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in contents.decode().splitlines()]
+    except UnicodeDecodeError as error:
         raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
     words = {
         number: line.split(None, 1)
