@@ -83,7 +83,7 @@ TORCH := torch==2.13.0
 
 # all up to the button, in dist/: docs/guides/releasing.md
 release: $(BIN)/uv
-	$(BIN)/python -m deploy.release
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.release
 
 lock: $(BIN)/uv
 	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --extra kuberay --no-emit-index-url --no-header --no-annotate \

@@ -89,7 +89,7 @@ def report(wheel: Path, root: Path) -> dict[str, object]:
     """Returns what pip would install with this wheel. The pip of an environment may be too old to read licences."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
-        pip = [str(ROOT / ".venv/bin/uv"), "tool", "run", "--python", sys.executable, "pip"]
+        pip = ["uv", "tool", "run", "--python", sys.executable, "pip"]
         options = [
             "--quiet",
             "--dry-run",

@@ -20,7 +20,7 @@ _V4_VNNI = _V4 | {"avx512_vnni"}
 _V4_VBMI = _V4_VNNI | {"avx512vbmi"}
 _NEON = frozenset({"asimd"})
 
-# By machine. Of two that a processor can run, the later one is the faster one.
+# By machine, the slowest first.
 LEVELS: dict[str, dict[str, Level]] = {
     "x86_64": {
         "x86-64-v3": Level(("-march=x86-64-v3",), _V3),

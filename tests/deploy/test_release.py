@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,13 @@ REPOSITORY = "https://code.example.org/team/alignedserve/blob/main"
 PROMPTS = ["Count from 7 to 12.", "What is 2 + 3?", "Spell house."]
 START_S = 120.0
 
-needs_level = pytest.mark.skipif(
-    not LEVEL or not shutil.which(COMPILER), reason=f"needs {COMPILER} and a processor with AVX2"
-)
+
+def builds(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test for which kernels are built, for a minute."""
+    why = f"needs {COMPILER} and a processor with AVX2"
+    skipped = pytest.mark.skipif(not LEVEL or not shutil.which(COMPILER), reason=why)
+    marked: Callable[..., None] = skipped(pytest.mark.slow(pytest.mark.drawn(one_in=4, turn=1)(test)))
+    return marked
 
 
 # ---- what it builds ----
@@ -62,8 +66,7 @@ def contents(wheel: Path) -> Mapping[str, int]:
     return {each.filename: each.CRC for each in ZipFile(wheel).infolist()}
 
 
-@needs_level
-@pytest.mark.slow
+@builds
 def test_an_index_would_take_them(files: list[Path]) -> None:
     assert [name.name.removeprefix(f"alignedserve-{__version__}") for name in files] == [
         "-py3-none-any.whl",
@@ -76,8 +79,7 @@ def test_an_index_would_take_them(files: list[Path]) -> None:
     assert f"({REPOSITORY}/docs/quickstart.md)" in metadata
 
 
-@needs_level
-@pytest.mark.slow
+@builds
 def test_the_sdist_makes_the_wheel_that_the_tree_makes(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,8 +98,7 @@ def test_the_sdist_makes_the_wheel_that_the_tree_makes(
     assert re.search(rf"/prebuilt/[0-9a-f]{{12}}-{LEVEL}\.so$", library[0])
 
 
-@needs_level
-@pytest.mark.slow
+@builds
 def test_the_tag_is_true(files: list[Path], tmp_path: Path) -> None:
     archive = ZipFile(named(files, "x86_64.whl"))
     [name] = [each for each in archive.namelist() if each.endswith(".so")]
@@ -196,8 +197,7 @@ def serving(program: Path, environment: dict[str, str], log: Path) -> Iterator[s
         process.wait()
 
 
-@needs_level
-@pytest.mark.slow
+@builds
 def test_it_serves_elsewhere_without_a_compiler(files: list[Path], tmp_path: Path) -> None:
     home, cache = tmp_path / "venv", tmp_path / "cache"
     venv.create(home)
