@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ import venv
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -173,13 +173,21 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return json.loads(answer.read() or "null")
 
 
+def without_compilers(folder: Path) -> None:
+    """Makes a folder of this machine's programs, except for compilers."""
+    folder.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if not re.search(r"(^|-)(c\+\+|g\+\+|gcc|cc|clang\+\+|clang)(-[\d.]+)?$", program.name):
+            (folder / program.name).symlink_to(program)
+    assert not any(shutil.which(name, path=str(folder)) for name in ("g++", "clang++", "c++"))
+
+
 @contextmanager
 def serving(program: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
-    port = free_port("127.0.0.1")
+    port, state = free_port("127.0.0.1"), TemporaryDirectory(prefix="state-")
+    command = [program, "serve", "--port", str(port), "--state-dir", state.name]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [program, "serve", "--port", str(port)], env=environment, cwd=log.parent, stdout=output, stderr=-2
-        )
+        process = subprocess.Popen(command, env=environment, cwd=log.parent, stdout=output, stderr=-2)
     try:
         url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + START_S
         while True:
@@ -195,6 +203,7 @@ def serving(program: Path, environment: dict[str, str], log: Path) -> Iterator[s
     finally:
         process.kill()
         process.wait()
+        state.cleanup()
 
 
 @builds
@@ -206,12 +215,9 @@ def test_it_serves_elsewhere_without_a_compiler(files: list[Path], tmp_path: Pat
     # what it depends on is here; a path in a `.pth` file brings no other `.pth` files into effect
     site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    environment = {
-        "PATH": str(home / "bin"),
-        "HOME": str(tmp_path),
-        "ALIGNEDSERVE_CACHE_DIR": str(cache),
-        "LANG": os.environ.get("LANG", "C.UTF-8"),
-    }
+    without_compilers(tmp_path / "bin")
+    environment = {"PATH": f"{home / 'bin'}:{tmp_path / 'bin'}", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    environment |= {"ALIGNEDSERVE_CACHE_DIR": str(cache)}
     program, log = home / "bin/alignedserve", tmp_path / "log"
     doctor = subprocess.run(
         [program, "doctor", "demo"], env=environment, cwd=tmp_path, capture_output=True, text=True
