@@ -34,7 +34,7 @@ COMPILER = "x86_64-linux-gnu-g++"
 LEVEL = best(LEVELS["x86_64"], "x86_64", set(cpu_features().split()))
 REPOSITORY = "https://code.example.org/team/alignedserve/blob/main"
 PROMPTS = ["Count from 7 to 12.", "What is 2 + 3?", "Spell house."]
-START_S = 120.0
+START_S = 300.0
 
 
 def builds(test: Callable[..., None]) -> Callable[..., None]:
