@@ -185,7 +185,7 @@ def without_compilers(folder: Path) -> None:
 @contextmanager
 def serving(program: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
     port, state = free_port("127.0.0.1"), TemporaryDirectory(prefix="state-")
-    command = [program, "serve", "--port", str(port), "--state-dir", state.name]
+    command = [str(program), "serve", "--port", str(port), "--state-dir", state.name]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, cwd=log.parent, stdout=output, stderr=-2)
     try:
