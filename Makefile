@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs picture lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs picture release lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -81,6 +81,10 @@ TORCH := torch==2.13.0
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
 	touch $@
+
+# all up to the button, in dist/: docs/guides/releasing.md
+release: $(BIN)/uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.release
 
 lock: $(BIN)/uv
 	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --extra kuberay --no-emit-index-url --no-header --no-annotate \

@@ -1,8 +1,11 @@
-"""Compiles csrc/ into one shared library, once per machine and version of the sources.
+"""Finds csrc/ as one shared library, or compiles it, once per machine and version of the sources.
 
-The library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags, compiler
-and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two processes may
-build at once: each works in its own folder, and the last rename wins, with the same contents.
+A wheel may hold libraries for levels of processors (`levels.py`). One of them is used if the sources have no faster
+code for this CPU, or if there is no compiler.
+
+A compiled library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags,
+compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two
+processes may build at once: each works in its own folder, and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from alignedserve.kernels.cpu.levels import LEVELS, Level, best, is_all
+
 SOURCE_DIR = Path(__file__).parent / "csrc"
+PREBUILT_DIR = Path(__file__).parent / "prebuilt"
 
 FLAGS = (
     "-std=c++20",
@@ -57,10 +63,11 @@ def find_compiler() -> str:
 
 
 def build() -> Path:
-    """Returns the path of the compiled library. Compiles it if the cache does not have it."""
-    compiler, path = find_compiler(), library_path()
+    """Returns the path of the library. Compiles it if neither the wheel nor the cache has it."""
+    path = library_path()
     try:
         if not path.exists():
+            compiler = find_compiler()
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
                 os.replace(_compile(compiler, _flags(), Path(folder)), path)
@@ -73,8 +80,36 @@ def build() -> Path:
 
 
 def library_path() -> Path:
-    """Returns the path of the library, which may not exist yet."""
-    return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
+    """Returns the path of the library. One that has to be compiled may not exist yet."""
+    prebuilt, is_fastest = _prebuilt()
+    if prebuilt and is_fastest:
+        return prebuilt
+    try:
+        return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
+    except NoCompiler:
+        if prebuilt:
+            return prebuilt
+        raise
+
+
+def prebuild(name: str, level: Level, folder: Path) -> Path:
+    """Compiles the library of a level into `folder`, under the name by which `library_path` finds it."""
+    path = folder / f"{_digest_of_sources().hexdigest()[:12]}-{name}.so"
+    with tempfile.TemporaryDirectory() as objects:
+        # without symbols, which nothing reads
+        shutil.move(_compile(find_compiler(), [*FLAGS, *level.flags], Path(objects), "-Wl,-s"), path)
+    return path
+
+
+def _prebuilt() -> tuple[Path | None, bool]:
+    """Returns the wheel's library for this CPU, if it has one, and whether a compiler could make no faster one."""
+    machine, begin = platform.machine(), _digest_of_sources().hexdigest()[:12] + "-"
+    paths = {path.stem.removeprefix(begin): path for path in PREBUILT_DIR.glob(f"{begin}*.so")}
+    if wanted := os.environ.get("ALIGNEDSERVE_CPU"):
+        return paths.get(wanted), True
+    features = set(cpu_features().split())
+    name = best(paths, machine, features)
+    return (paths[name], is_all(LEVELS[machine][name], features)) if name else (None, False)
 
 
 def _flags() -> list[str]:
@@ -84,12 +119,17 @@ def _flags() -> list[str]:
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(SOURCE_DIR.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest = _digest_of_sources()
     for text in (*flags, _run([compiler, "--version"]), cpu_features()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:20]
+
+
+def _digest_of_sources() -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE_DIR.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest
 
 
 def cpu_features() -> str:
@@ -100,7 +140,7 @@ def cpu_features() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
-def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
+def _compile(compiler: str, flags: list[str], folder: Path, *link_flags: str) -> Path:
     sources = sorted(SOURCE_DIR.glob("*.cpp"))
     objects = [folder / f"{source.stem}.o" for source in sources]
     commands = [
@@ -110,7 +150,7 @@ def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         list(threads.map(_run, commands))
     library = folder / "library.so"
-    _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
+    _run([compiler, "-shared", "-pthread", *link_flags, *map(str, objects), "-o", str(library)])
     with library.open("rb") as file:
         # Without this, a crash soon afterwards could leave an incomplete library under its final name.
         os.fsync(file)

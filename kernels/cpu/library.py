@@ -30,7 +30,9 @@ def _load() -> ctypes.CDLL:
     path = build.build()
     try:
         return ctypes.CDLL(str(path))
-    except OSError:
+    except OSError as error:
+        if path.parent == build.PREBUILT_DIR:
+            raise build.BuildFailed(f"the wheel's CPU kernels can't be loaded: {error}") from error
         # The file is incomplete for some reason. Build it again.
         path.unlink(missing_ok=True)
         return ctypes.CDLL(str(build.build()))

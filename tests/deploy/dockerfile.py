@@ -16,7 +16,7 @@ from pathlib import Path
 
 # These describe the image and do nothing while it is built.
 _SAID = ("EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD")
-_DONE = ("RUN", "COPY", "ENV", "USER", "WORKDIR")
+_DONE = ("RUN", "COPY", "ARG", "ENV", "USER", "WORKDIR")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -70,13 +70,16 @@ class Root:
     def apply(
         self, steps: list[tuple[str, str]], context: Path, stages: dict[str, Root], for_run: dict[str, str]
     ) -> None:
-        """`for_run`: variables only for RUN, like a builder's secrets."""
+        """`for_run`: variables only for RUN, like a builder's secrets, and values of ARG."""
         for instruction, rest in steps:
             if instruction == "RUN":
                 command = self.command(["/bin/sh", "-c", rest], for_run)
                 subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
             elif instruction == "COPY":
                 self._copy(shlex.split(rest), context, stages)
+            elif instruction == "ARG":
+                name, _, default = rest.partition("=")
+                for_run = {name: default} | for_run
             elif instruction == "ENV":
                 name, _, value = rest.partition("=")
                 self.environment[name] = value

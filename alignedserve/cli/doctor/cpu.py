@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
-from alignedserve.kernels.cpu.build import cpu_features, library_path
+from alignedserve.kernels.cpu.build import PREBUILT_DIR, cpu_features, library_path
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
 # The instruction sets for which the kernels have code, the fastest first.
@@ -54,7 +54,8 @@ def check_backend(case: Case) -> Iterator[Finding]:
     wanted = fastest(case.device) if name == "auto" else name
     begun_s = time.monotonic()
     try:
-        is_built = wanted != "cpu" or library_path().exists()
+        library = library_path() if wanted == "cpu" else None
+        is_built = library is not None and library.exists()
         make_ops(wanted, case.device, case.torch_dtype, head_dim, quantization=case.engine.quantization)
     except UNAVAILABLE as error:
         if name == "auto":
@@ -62,8 +63,10 @@ def check_backend(case: Case) -> Iterator[Finding]:
         else:
             yield fail(str(error), "follow the message, or use --attention-backend auto")
         return
-    if wanted == "cpu":
+    if library:
         built = "built before" if is_built else f"built in {time.monotonic() - begun_s:.1f} s"
+        if library.parent == PREBUILT_DIR:
+            built = f"from the wheel ({library.stem.partition('-')[2]})"
         yield native_finding(built, cpu_features())
     else:
         yield ok(f"backend {wanted}")
