@@ -10,7 +10,6 @@ from pathlib import Path
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.private_files import create, make_directory
 from alignedserve.process.steady import settle
-from alignedserve.process.usage import usage_of
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -51,9 +50,7 @@ class RouterProcess:
         config = self._config
         log = self._event_log(epoch, files)
         router = Router(config.router, epoch, config.scheduling)
-        server = RouterServer(
-            router, epoch, config.address.token, config.expected, log, config.gateways, usage_of
-        )
+        server = RouterServer(router, epoch, config.address.token, config.expected, log, config.gateways)
         await server.listen_at(config.address)
         stop_on_sigterm(server.stop)
         await server.run()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Sequence
 
 from alignedserve.process.steady import collect_when_idle
@@ -38,11 +37,11 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Received, Tick
-from alignedserve.router.fence import kill_user
+from alignedserve.router.fence import LiveRouterHost, RouterHost
 from alignedserve.router.load import LoadMeter
 from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
-from alignedserve.router.status import UsageOf, describe, unknown_usage
+from alignedserve.router.status import describe
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -72,11 +71,11 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
         gateways: Sequence[InstanceId] = (GATEWAY,),
-        usage_of: UsageOf = unknown_usage,
+        host: RouterHost | None = None,
     ) -> None:
         """`expected`: the role of each process that should exist. Beside them, only gateways with these names and the
         launcher may connect."""
-        self._usage_of = usage_of
+        self._host = host or LiveRouterHost()
         self._router = router
         self._me = Hello(
             "router",
@@ -99,7 +98,7 @@ class RouterServer:
             self._puts_off,
             ROLES_THAT_CHANGE if router.config.change_roles else (),
         )
-        self._parting = Parting(router.config.silence_s)
+        self._parting = Parting(router.config.silence_s, self._host)
         # The Hello of each connected process.
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None
@@ -144,7 +143,7 @@ class RouterServer:
     # ---- callbacks of the hub ----
 
     def _silent(self, hello: Hello) -> None:
-        if kill_user(hello.pid, self._parting.segment):
+        if self._host.kill_user(hello.pid, self._parting.segment):
             logger.warning("Killed %s, process %d", hello.instance_id, hello.pid)
 
     def connected(self, hello: Hello) -> None:
@@ -195,7 +194,7 @@ class RouterServer:
         if self._over is None or self._over.done():
             return
         try:
-            now = time.monotonic()
+            now = self._host.now()
             if self._log:
                 self._log.append(now, event)
             orders = self._router.on(event, now)
@@ -219,14 +218,20 @@ class RouterServer:
     async def _tell_load(self) -> None:
         meter = LoadMeter(self._router)
         while True:
-            load = meter.read(time.monotonic())
+            load = meter.read(self._host.now())
             for role in ("gateway", "launcher"):
                 self._tell_all(role, load)
             await asyncio.sleep(LOAD_S)
 
     def _describe(self, ticket: int) -> Cluster:
         return describe(
-            self._router, self._me, self._hub, self._expected, self._pool_use, ticket, self._usage_of
+            self._router,
+            self._me,
+            self._hub,
+            self._expected,
+            self._pool_use,
+            ticket,
+            self._host.usage_of,
         )
 
     def _tell_launchers(self) -> None:

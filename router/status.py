@@ -16,11 +16,6 @@ _NEVER = Epoch(0)
 UsageOf = Callable[[int], Usage | None]
 
 
-def unknown_usage(pid: int) -> Usage | None:
-    """Returns None: in a simulation there are no processes."""
-    return None
-
-
 def describe(
     router: Router,
     me: Hello,
@@ -28,7 +23,7 @@ def describe(
     expected: Mapping[InstanceId, str],
     pool_use: PoolUse | None,
     ticket: int,
-    usage_of: UsageOf = unknown_usage,
+    usage_of: UsageOf = lambda pid: None,
 ) -> Cluster:
     """Returns the status of the island. `expected`: the role of each process that should exist. `pool_use`: the pool's
     last report of its blocks."""
