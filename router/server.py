@@ -36,7 +36,7 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Closed, Connected, Event, Received, Tick
+from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Tick
 from alignedserve.router.fence import LiveRouterHost, RouterHost
 from alignedserve.router.load import LoadMeter
 from alignedserve.router.parting import Parting
@@ -88,6 +88,8 @@ class RouterServer:
         )
         self._expected = expected or {}
         self._log = event_log
+        # Called after each step of the core.
+        self.observers: list[Observer] = []
         members = self._expected | dict.fromkeys(gateways, "gateway") | {LAUNCHER: "launcher"}
         self._hub = Hub(
             token,
@@ -200,6 +202,8 @@ class RouterServer:
             orders = self._router.on(event, now)
             if self._log:
                 self._log.answered(orders)
+            for observe in self.observers:
+                observe(now, event, orders)
             for send in orders:
                 self._hub.send(send.to, send.message)
             for remark in self._router.take_remarks():

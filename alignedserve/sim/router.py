@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.messages import AnyMessage, Hello, Ping, Pong, Refused
 from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
+from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Send, Tick
 from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import LocalClock
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Seconds after which a pool that has connected too early is disconnected, to connect again.
 PUT_OFF_S = 0.25
-# Called at every step of the core with the time in seconds, the event, and the core's answers.
-Observer = Callable[[float, Event, list[Send]], None]
 
 
 class RouterProcess(CanHang):

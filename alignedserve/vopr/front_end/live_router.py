@@ -14,14 +14,13 @@ from alignedserve.protocol.connection import RouterConnection
 from alignedserve.protocol.host import LiveHost
 from alignedserve.protocol.messages import AnyMessage, Hello, Message, Welcome
 from alignedserve.router.eventlog import EventLog
+from alignedserve.router.events import Observer
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sim.fence import SimProcesses
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import Observer
 from alignedserve.sim.world import World
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.vopr.front_end.observed_router import observed
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
@@ -60,7 +59,7 @@ class LiveRouter:
         if self.core:
             raise RuntimeError("the router is started, but is already up")
         epoch = self._world.next_epoch()
-        self.core = observed(self._make_core(epoch), self.observers)
+        self.core = self._make_core(epoch)
         self.process = self._loop.new_process(f"{self._address.host}/router {epoch}")
         watched(self._loop, self.process.start(self._run(self.core, epoch)))
 
@@ -81,6 +80,7 @@ class LiveRouter:
         log = self.make_log(epoch) if self.make_log else None
         host = _RouterHost(self._world)
         server = RouterServer(core, epoch, self._address.token, self._expected, log, host=host)
+        server.observers = self.observers
         await server.listen_at(self._address)
         await server.run()
 
