@@ -6,26 +6,23 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
+from alignedserve.kvpool.shell import TICK_S, PoolShell
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
+from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
-
-# Seconds between checks of the reservations. Changes in the pool's use are then sent to the router.
-TICK_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,12 @@ class PoolProcess:
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
         config = PoolConfig(span=self._config.span)
         pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), config)
-        answering = _Answering(pool)
+        shell = PoolShell(pool, lambda message: connection.send(message), lambda: connection.is_up)
         connection = RouterConnection(
-            self._config.router, lambda: _hello(self._config, segment, answering.pool, epoch), answering
+            self._config.router, lambda: _hello(self._config, segment, pool, epoch), shell
         )
-        answering.connection = connection
         stop_on_sigterm(connection.stop)
-        ticking = asyncio.create_task(answering.tick())
+        ticking = asyncio.create_task(_tick(shell))
         running = asyncio.create_task(connection.run())
         # Neither task ends on its own except with an error.
         await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,36 +78,10 @@ class PoolProcess:
         return connection.was_told_to_stop
 
 
-class _Answering:
-    connection: RouterConnection
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self._said = PoolUse(-1, -1)
-
-    def on_up(self, welcome: Welcome) -> None:
-        self._said = PoolUse(-1, -1)
-
-    def on_down(self) -> None:
-        pass
-
-    def on_message(self, message: AnyMessage) -> None:
-        self._send(self.pool.on(message, time.monotonic()))
-
-    async def tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._send(self.pool.tick(time.monotonic(), self.connection.is_up))
-            use = PoolUse(self.pool.num_free_blocks, self.pool.num_spare_blocks)
-            if use != self._said:
-                self._said = use
-                self._send([use])
-                if use.num_free_blocks == self.pool.num_blocks:
-                    self.pool.check_idle()
-
-    def _send(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self.connection.send(message)
+async def _tick(shell: PoolShell) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        shell.tick()
 
 
 def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:

@@ -6,6 +6,8 @@ connection follow only after that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from alignedserve.protocol.messages import AnyMessage, Hello, Message
 from alignedserve.types import Epoch, InstanceId
 
@@ -36,3 +38,7 @@ class Send(Message):
 
 
 Event = Connected | Closed | Received | Tick
+
+
+# Called with each step of a router's core: the time in seconds, the event, and the core's orders.
+Observer = Callable[[float, Event, list[Send]], None]

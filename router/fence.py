@@ -11,32 +11,43 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Protocol
 
 from alignedserve.kvpool.segment import path_of
+from alignedserve.protocol.host import Host, LiveHost
 
 
-def is_user(pid: int, segment: str) -> bool:
-    """Returns whether another process lives and has the segment mapped."""
-    if not segment or pid == os.getpid():
-        return False
-    try:
-        return str(path_of(segment)) in Path(f"/proc/{pid}/maps").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
+class RouterHost(Host, Protocol):
+    """The host of a router. It answers for the processes there, by their ids."""
+
+    def is_user(self, pid: int, segment: str) -> bool:
+        """Returns whether another process lives and has the segment mapped."""
+
+    def users_of(self, segment: str) -> list[int]:
+        """Returns the ids of all other processes that have the segment mapped."""
+
+    def kill_user(self, pid: int, segment: str) -> bool:
+        """Kills the process if it has the segment mapped. Returns whether it did."""
 
 
-def users_of(segment: str) -> list[int]:
-    """Returns the ids of all other processes that have the segment mapped."""
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in pids if is_user(pid, segment)]
+class LiveRouterHost(LiveHost):
+    def is_user(self, pid: int, segment: str) -> bool:
+        if not segment or pid == os.getpid():
+            return False
+        try:
+            return str(path_of(segment)) in Path(f"/proc/{pid}/maps").read_text()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return False
 
+    def users_of(self, segment: str) -> list[int]:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return [pid for pid in pids if self.is_user(pid, segment)]
 
-def kill_user(pid: int, segment: str) -> bool:
-    """Kills the process if it has the segment mapped. Returns whether it did."""
-    if not is_user(pid, segment):
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+    def kill_user(self, pid: int, segment: str) -> bool:
+        if not self.is_user(pid, segment):
+            return False
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True

@@ -52,7 +52,13 @@ class RouterProcess:
         log = self._event_log(epoch, files)
         router = Router(config.router, epoch, config.scheduling)
         server = RouterServer(
-            router, epoch, config.address.token, config.expected, log, config.gateways, usage_of
+            router,
+            epoch,
+            config.address.token,
+            config.expected,
+            log,
+            config.gateways,
+            usage_of=usage_of,
         )
         await server.listen_at(config.address)
         stop_on_sigterm(server.stop)

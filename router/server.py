@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Sequence
 
 from alignedserve.process.steady import collect_when_idle
@@ -37,8 +36,8 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Closed, Connected, Event, Received, Tick
-from alignedserve.router.fence import kill_user
+from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Tick
+from alignedserve.router.fence import LiveRouterHost, RouterHost
 from alignedserve.router.load import LoadMeter
 from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
@@ -72,10 +71,12 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
         gateways: Sequence[InstanceId] = (GATEWAY,),
+        host: RouterHost | None = None,
         usage_of: UsageOf | None = None,
     ) -> None:
         """`expected`: the role of each process that should exist. Beside them, only gateways with these names and the
         launcher may connect. `usage_of` is called on a thread, because it takes long; None: it is not known."""
+        self._host = host or LiveRouterHost()
         self._usage_of = usage_of
         self._router = router
         self._me = Hello(
@@ -89,6 +90,8 @@ class RouterServer:
         )
         self._expected = expected or {}
         self._log = event_log
+        # Called after each step of the core.
+        self.observers: list[Observer] = []
         members = self._expected | dict.fromkeys(gateways, "gateway") | {LAUNCHER: "launcher"}
         self._hub = Hub(
             token,
@@ -99,7 +102,7 @@ class RouterServer:
             self._puts_off,
             ROLES_THAT_CHANGE if router.config.change_roles else (),
         )
-        self._parting = Parting(router.config.silence_s)
+        self._parting = Parting(router.config.silence_s, self._host)
         # The Hello of each connected process.
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None
@@ -146,7 +149,7 @@ class RouterServer:
     # ---- callbacks of the hub ----
 
     def _silent(self, hello: Hello) -> None:
-        if kill_user(hello.pid, self._parting.segment):
+        if self._host.kill_user(hello.pid, self._parting.segment):
             logger.warning("Killed %s, process %d", hello.instance_id, hello.pid)
 
     def connected(self, hello: Hello) -> None:
@@ -197,12 +200,14 @@ class RouterServer:
         if self._over is None or self._over.done():
             return
         try:
-            now = time.monotonic()
+            now = self._host.now()
             if self._log:
                 self._log.append(now, event)
             orders = self._router.on(event, now)
             if self._log:
                 self._log.answered(orders)
+            for observe in self.observers:
+                observe(now, event, orders)
             for send in orders:
                 self._hub.send(send.to, send.message)
             for remark in self._router.take_remarks():
@@ -221,7 +226,7 @@ class RouterServer:
     async def _tell_load(self) -> None:
         meter = LoadMeter(self._router)
         while True:
-            load = meter.read(time.monotonic())
+            load = meter.read(self._host.now())
             for role in ("gateway", "launcher"):
                 self._tell_all(role, load)
             await asyncio.sleep(LOAD_S)

@@ -1,4 +1,4 @@
-"""The worker's thread, beside the event loop that carries messages.
+"""A worker's loop, live and in virtual time, and its thread beside the event loop that carries messages.
 
 Events (orders, new and lost connections) wait in an inbox and are handled between two iterations. The worker never
 waits for the router. When it has nothing to compute, it sleeps until an order or the end of a copy wakes it.
@@ -12,9 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from alignedserve.instance.worker import Worker
 from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool
 
@@ -26,7 +23,8 @@ class Segment(Protocol):
     """The pool's memory as mapped by this process."""
 
     @property
-    def blocks(self) -> NDArray[np.uint8]: ...
+    def blocks(self) -> Any:
+        """Its memory, as `Worker.use_pool` takes it."""
 
     def close(self) -> None: ...
 
@@ -51,45 +49,132 @@ class Stop:
 
 
 class WorkerLoop:
+    """An instance's worker with its inbox. Live, a thread repeats `begin` and `finish` (`WorkerThread`), in virtual
+    time a clock does (`sim/instance.py`)."""
+
     def __init__(
         self,
         worker: Worker[Any],
-        wake: threading.Event,
         attach: Callable[[str], Segment],
         say: Callable[[int, list[AnyMessage]], None],
-        failed: Callable[[], None],
-        begin: Callable[[], None] = lambda: None,
         take_role: Callable[[str], tuple[Worker[Any], Hello]] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_over` returns whether the router has ended the connection.
-
-        `wake` is the event that the worker sets. The following are called on this thread: `begin`, first; `say` and
-        `failed`; and `take_role`, which makes the worker of another role and its Hello to the router.
-        """
-        self._make_role = take_role
-        self._worker = worker
-        self._wake = wake
+        """`attach` maps the pool's segment. `say` sends messages on the connection with this number. `take_role` makes
+        the worker of another role and its Hello to the router. `is_over` returns whether the router has ended the
+        connection."""
+        self.worker = worker
+        self.is_stopped = False
         self._attach = attach
         self._say = say
-        self._failed = failed
-        self._begin = begin
+        self._make_role = take_role
+        self._is_over = is_over
         self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
         self._connection = 0
         # Whether messages of the connection are void, although Down has not arrived yet.
         self._is_void = False
-        self._is_over = is_over
         self._segment: Segment | None = None
-        self._is_stopped = False
+
+    def post(self, item: AnyMessage | Up | Down | Stop) -> None:
+        """Adds to the inbox. Any thread may call this."""
+        self._inbox.put(item)
+
+    def begin(self) -> Any:
+        """Takes the inbox, and does the first half of an iteration. Returns its step; None after Stop."""
+        # What arrives from here on waits for the next iteration.
+        for _ in range(self._inbox.qsize()):
+            self._take(self._inbox.get())
+        if self.is_stopped:
+            return None
+        self._send(self.worker.take_outcomes())
+        return self.worker.begin()
+
+    def finish(self, step: Any) -> bool:
+        """Does the second half. Returns whether to continue immediately or after a wake."""
+        messages, goes_on = self.worker.finish(step)
+        self._send(messages)
+        return goes_on
+
+    def _send(self, messages: list[AnyMessage]) -> None:
+        if messages:
+            # The copies may involve data that was computed while a rank was lost.
+            self.worker.engine.confirm()
+            self._say(self._connection, messages)
+
+    def _take(self, item: AnyMessage | Up | Down | Stop) -> None:
+        match item:
+            case Up(connection):
+                self.worker.drop_all()
+                self._connection, self._is_void = connection, False
+            case Down(dropped):
+                self.worker.drop_all()
+                dropped()
+            case Stop():
+                self.worker.drop_all()
+                self._leave_pool()
+                self.worker.close()
+                self.is_stopped = True
+            case _ if self._is_void:
+                pass
+            case TakeRole(role):
+                self._take_role(role)
+            case UsePool(segment):
+                self._use_pool(segment)
+            case order:
+                self.worker.on(order)
+
+    def _take_role(self, role: str) -> None:
+        if self._make_role is None:
+            raise RuntimeError(f"is to be a {role} instance, and can be nothing else than it is")
+        self.worker.drop_all()
+        self.worker.check_idle()
+        self._leave_pool()
+        self.worker.close()
+        self.worker, hello = self._make_role(role)
+        self._send([hello])
+
+    def _use_pool(self, segment: str) -> None:
+        """Maps the pool. The router checks which processes have mapped the segment only after it has ended their
+        connections. So either it finds this process, or this process notices the end of the connection here."""
+        self._leave_pool()
+        self._segment = self._attach(segment)
+        self._is_void = self._is_over()
+        if self._is_void:
+            self._leave_pool()
+        else:
+            self.worker.use_pool(self._segment.blocks)
+
+    def _leave_pool(self) -> None:
+        self.worker.leave_pool()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+
+class WorkerThread:
+    """Repeats a worker's iterations, and sleeps while there is nothing to compute."""
+
+    def __init__(
+        self,
+        loop: WorkerLoop,
+        wake: threading.Event,
+        failed: Callable[[], None],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wake` is the event that the worker sets. `begin`, first, and `failed` are called on this thread."""
         self.error: BaseException | None = None
+        self._loop = loop
+        self._wake = wake
+        self._failed = failed
+        self._begin = begin
         self._thread = threading.Thread(target=self._run, name="worker")
 
     def start(self) -> None:
         self._thread.start()
 
     def post(self, item: AnyMessage | Up | Down | Stop) -> None:
-        """Adds to the inbox. Any thread may call this."""
-        self._inbox.put(item)
+        """Adds to the worker's inbox. Any thread may call this."""
+        self._loop.post(item)
         self._wake.set()
 
     def join(self) -> None:
@@ -109,73 +194,16 @@ class WorkerLoop:
             if not goes_on:
                 self._rest()
             self._wake.clear()
-            self._take_inbox()
-            if self._is_stopped:
+            step = self._loop.begin()
+            if self._loop.is_stopped:
                 return
-            self._send(self._worker.take_outcomes())
-            messages, goes_on = self._worker.finish(self._worker.begin())
-            self._send(messages)
+            goes_on = self._loop.finish(step)
 
     def _rest(self) -> None:
         """Sleeps until there is something to do. If a rank is lost meanwhile, this instance ends before it gets a
         request that it could not compute."""
-        while not self._wake.wait(self._worker.patience_s or LOOK_S):
-            self._worker.engine.confirm()
-            if self._worker.patience_s:
+        worker = self._loop.worker
+        while not self._wake.wait(worker.patience_s or LOOK_S):
+            worker.engine.confirm()
+            if worker.patience_s:
                 return
-
-    def _send(self, messages: list[AnyMessage]) -> None:
-        if messages:
-            # The copies may involve data that was computed while a rank was lost.
-            self._worker.engine.confirm()
-            self._say(self._connection, messages)
-
-    def _take_inbox(self) -> None:
-        while not self._inbox.empty():
-            match self._inbox.get():
-                case Up(connection):
-                    self._worker.drop_all()
-                    self._connection, self._is_void = connection, False
-                case Down(dropped):
-                    self._worker.drop_all()
-                    dropped()
-                case Stop():
-                    self._worker.drop_all()
-                    self._leave_pool()
-                    self._worker.close()
-                    self._is_stopped = True
-                case _ if self._is_void:
-                    pass
-                case TakeRole(role):
-                    self._take_role(role)
-                case UsePool(segment):
-                    self._use_pool(segment)
-                case order:
-                    self._worker.on(order)
-
-    def _take_role(self, role: str) -> None:
-        if self._make_role is None:
-            raise RuntimeError(f"is to be a {role} instance, and can be nothing else than it is")
-        self._worker.drop_all()
-        self._worker.check_idle()
-        self._leave_pool()
-        self._worker.close()
-        self._worker, hello = self._make_role(role)
-        self._send([hello])
-
-    def _use_pool(self, segment: str) -> None:
-        """Maps the pool. The router checks which processes have mapped the segment only after it has ended their
-        connections. So either it finds this process, or this process notices the end of the connection here."""
-        self._leave_pool()
-        self._segment = self._attach(segment)
-        self._is_void = self._is_over()
-        if self._is_void:
-            self._leave_pool()
-        else:
-            self._worker.use_pool(self._segment.blocks)
-
-    def _leave_pool(self) -> None:
-        self._worker.leave_pool()
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None

@@ -22,7 +22,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
+from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop, WorkerThread
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
 from alignedserve.process.steady import settle
@@ -156,23 +156,21 @@ class InstanceProcess(ABC):
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
-            self._wake,
             lambda name: self._attach(name, self._loaded.pool_format),
             messenger.say,
-            messenger.stop_soon,
-            self._be_nice,
             self._take_role,
             is_over=lambda: messenger.link.is_over,
         )
+        thread = WorkerThread(loop, self._wake, messenger.stop_soon, self._be_nice)
         link = RouterConnection(self._config.router, self._last_hello, messenger, messenger.until_dropped)
-        messenger.start(loop, link)
+        messenger.start(thread, link)
         try:
             await messenger.link.run()
         finally:
-            loop.post(Stop())
-            await asyncio.to_thread(loop.join)
-        if loop.error is not None:
-            raise loop.error
+            thread.post(Stop())
+            await asyncio.to_thread(thread.join)
+        if thread.error is not None:
+            raise thread.error
 
     def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
         engine = self._config.engine
@@ -219,25 +217,25 @@ class _Messenger:
         self._dropped = asyncio.Event()
         self._dropped.set()
 
-    def start(self, loop: WorkerLoop, link: RouterConnection) -> None:
-        self._loop, self.link = loop, link
+    def start(self, thread: WorkerThread, link: RouterConnection) -> None:
+        self._thread, self.link = thread, link
         stop_on_sigterm(link.stop)
-        loop.start()
+        thread.start()
 
     # ---- on the event loop's thread, for the connection --------------------------------------------------------------
 
     def on_up(self, welcome: Welcome) -> None:
         self._num_connections += 1
-        self._loop.post(Up(self._num_connections))
+        self._thread.post(Up(self._num_connections))
 
     def on_message(self, message: AnyMessage) -> None:
         # A Welcome here answers a repeated Hello on the same connection.
         if not isinstance(message, Welcome):
-            self._loop.post(message)
+            self._thread.post(message)
 
     def on_down(self) -> None:
         self._dropped.clear()
-        self._loop.post(Down(self._have_dropped))
+        self._thread.post(Down(self._have_dropped))
 
     async def until_dropped(self) -> None:
         await self._dropped.wait()

@@ -14,7 +14,7 @@ import msgspec
 class Timer(msgspec.Struct):
     """An event's action. It is a struct, which is faster to create than a dataclass: there is one for each event."""
 
-    action: Callable[[], None] | None
+    action: Callable[[], object] | None
 
     def cancel(self) -> None:
         """Safe to repeat, even after the event."""
@@ -29,7 +29,7 @@ class Clock:
         self._heap: list[tuple[float, int, Timer]] = []
         self._num_asked = 0
 
-    def at(self, time_s: float, action: Callable[[], None]) -> Timer:
+    def at(self, time_s: float, action: Callable[[], object]) -> Timer:
         if not time_s >= self.now:
             raise ValueError(f"time_s={time_s}: must be at least now, {self.now}")
         self._num_asked += 1
@@ -37,7 +37,7 @@ class Clock:
         heapq.heappush(self._heap, (time_s, self._num_asked, timer))
         return timer
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
+    def after(self, delay_s: float, action: Callable[[], object]) -> Timer:
         return self.at(self.now + delay_s, action)
 
     def step(self, until_s: float = float("inf")) -> bool:

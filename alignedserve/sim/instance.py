@@ -1,19 +1,19 @@
 """Simulated prefill and decode instances: the real ones, over an engine and copies in virtual time.
 
-The driver here does what `instance/loop.py` does: events that arrive during an iteration wait for its end.
+Their loop is the live one (`instance/loop.py`). A clock repeats it here in place of a thread.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
+from alignedserve.instance.loop import Down, Up, WorkerLoop
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import (
@@ -21,8 +21,6 @@ from alignedserve.protocol.messages import (
     AnyMessage,
     Hello,
     InstanceLimits,
-    TakeRole,
-    UsePool,
     Welcome,
 )
 from alignedserve.scheduling.policies import Policy
@@ -42,24 +40,12 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-@dataclass(frozen=True)
-class Up:
-    """A connection to a router, by its number."""
-
-    number: int
-
-
-class Down:
-    """The router is gone."""
-
-
 Parts = tuple[SimEngine, SimTransfers, Policy, Estimate, Callable[[], float], SimThreads]
 
 
 class SimInstance(SimProcess):
     engine: SimEngine
     transfers: SimTransfers
-    worker: Worker[Any]
 
     def __init__(
         self,
@@ -103,23 +89,25 @@ class SimInstance(SimProcess):
         seconds = partial(world.overhead.engine_s, dice=world.dice)
         make = SimEngine if world.is_checked else TrustingEngine
         self.engine = make(self._limits, world.cost, world.computed, world.kv, seconds)
-        self._begin_role()
-        self._inbox: list[AnyMessage | Up | Down] = []
-        # The number of the connection on which reports are sent.
-        self._connection_number = 0
-        # Whether messages of the connection are void, although Down has not come yet.
-        self._is_void = False
+        self._loop = WorkerLoop(
+            self._begin_role(), world.segments.__getitem__, self._say, self._take_role, self._is_over
+        )
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
 
-    def _begin_role(self) -> None:
+    @property
+    def worker(self) -> Worker[Any]:
+        return self._loop.worker
+
+    def _begin_role(self) -> Worker[Any]:
+        """Makes a worker of its role."""
         world, ids = self.world, TransferIds(self.epoch)
         make = SimTransfers if world.is_checked else TrustingTransfers
         self.transfers = make(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
-        self.worker = self._make_worker()
+        return self._make_worker()
 
-    def _take_role(self, role: str) -> None:
+    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
         raise RuntimeError(f"{self.instance_id} is to become a {role} instance, but can't change its role")
 
     def end_life(self) -> None:
@@ -132,23 +120,34 @@ class SimInstance(SimProcess):
     def router_closed(self) -> None:
         """Voids all orders. The instance lives on, and connects again after it has dropped them."""
         self._connection = None
-        self._take(Down())
+        self._post(Down(lambda: self.world.router.connect(self)))
 
     def connected(self, connection: Connection) -> None:
         super().connected(connection)
         self._num_connections += 1
-        self._take(Up(self._num_connections))
+        self._post(Up(self._num_connections))
 
     def hello(self) -> Hello:
-        return replace(self.make_hello(self.worker.limits), cost=self.world.cost)
+        return self._hello_of(self.worker)
+
+    def _hello_of(self, worker: Worker[Any]) -> Hello:
+        return replace(self.make_hello(worker.limits), cost=self.world.cost)
+
+    def _is_over(self) -> bool:
+        """Returns whether the router has closed the connection, even if this instance has not noticed yet."""
+        return self._connection is None or self._connection.is_over
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def received(self, message: AnyMessage) -> None:
-        self._take(message)
+        if isinstance(message, Welcome):
+            # It has no order, but the worker may report from now on.
+            self._wake()
+        else:
+            self._post(message)
 
-    def _take(self, item: AnyMessage | Up | Down) -> None:
-        self._inbox.append(item)
+    def _post(self, item: AnyMessage | Up | Down) -> None:
+        self._loop.post(item)
         self._wake()
 
     def _wake(self) -> None:
@@ -161,12 +160,7 @@ class SimInstance(SimProcess):
         self._is_woken, self._is_busy = False, True
         if self._patience:
             self._patience.cancel()
-        if self._inbox:
-            inbox, self._inbox = self._inbox, []
-            for item in inbox:
-                self._obey(item)
-        self._say(self.worker.take_outcomes())
-        step = self.worker.begin()
+        step = self._loop.begin()
         if self.world.is_checked:
             self.worker.check()
         if step.iteration is None:
@@ -175,8 +169,7 @@ class SimInstance(SimProcess):
             self.after(step.iteration.seconds, partial(self._finish, step))
 
     def _finish(self, step: Step) -> None:
-        messages, goes_on = self.worker.finish(step)
-        self._say(messages)
+        goes_on = self._loop.finish(step)
         self._is_busy = False
         if goes_on or self._is_woken:
             self._is_woken = True
@@ -184,37 +177,10 @@ class SimInstance(SimProcess):
         elif self.worker.patience_s is not None:
             self._patience = self.after(self.worker.patience_s, self._wake)
 
-    def _say(self, messages: Sequence[AnyMessage]) -> None:
-        if messages and self._connection_number == self._num_connections:
+    def _say(self, connection: int, messages: list[AnyMessage]) -> None:
+        if connection == self._num_connections:
             for message in messages:
                 self.send(message)
-
-    def _obey(self, item: AnyMessage | Up | Down) -> None:
-        match item:
-            case Up(number):
-                self.worker.drop_all()
-                self._connection_number, self._is_void = number, False
-            case Down():
-                self.worker.drop_all()
-                self.world.router.connect(self)
-            case _ if self._is_void:
-                pass
-            case UsePool(segment):
-                self._use_pool(segment)
-            case TakeRole(role):
-                self._take_role(role)
-            case Welcome():
-                pass
-            case order:
-                self.worker.on(order)
-
-    def _use_pool(self, segment: str) -> None:
-        """Maps the pool as instance/loop.py does. Here nothing happens between mapping and checking."""
-        self._is_void = self._connection is None or self._connection.is_over
-        if self._is_void:
-            self.worker.leave_pool()
-        else:
-            self.worker.use_pool(self.world.segments[segment])
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
@@ -317,15 +283,11 @@ class SimChanging(SimPrefill):
     def _channels(self) -> SimChannels:
         return super()._channels if self.role == PREFILL else _of_decode(self.world, self._ports)
 
-    def _take_role(self, role: str) -> None:
-        self.worker.drop_all()
-        self.worker.check_idle()
+    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
         self.engine.check_idle()
-        self.worker.close()
         self.role, self.epoch = role, self.world.next_epoch()
-        self._begin_role()
-        self._is_changing = True
-        self.after(self.world.overhead.role_change_s, partial(self._say_hello, self._connection))
+        worker = self._begin_role()
+        return worker, self._hello_of(worker)
 
     def _say_hello(self, connection: Connection | None) -> None:
         """Sends Hello, unless that connection is gone: it then sends Hello on the next one."""
@@ -337,9 +299,12 @@ class SimChanging(SimPrefill):
         self._is_changing = False
         super().connected(connection)
 
-    def _say(self, messages: Sequence[AnyMessage]) -> None:
-        if not self._is_changing:
-            super()._say(messages)
+    def _say(self, connection: int, messages: list[AnyMessage]) -> None:
+        if isinstance(messages[0], Hello):
+            self._is_changing = True
+            self.after(self.world.overhead.role_change_s, partial(self._say_hello, self._connection))
+        elif not self._is_changing:
+            super()._say(connection, messages)
 
 
 def _of_decode(world: World, ports: Ports) -> SimChannels:

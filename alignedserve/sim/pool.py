@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from alignedserve.kvpool.pool import Pool, PoolConfig
+from alignedserve.kvpool.shell import TICK_S, PoolShell
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.types import InstanceId
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
-
-TICK_S = 0.25
 
 
 class PoolProcess(SimProcess):
@@ -59,7 +57,9 @@ class PoolProcess(SimProcess):
 
     def start(self) -> None:
         config = PoolConfig(span=self._span if self._span.window else None)
-        self.core = Pool(self.segment.owners, self._limits.block_size, self.local_clock.now(), config)
+        clock = self.local_clock.now
+        self.core = Pool(self.segment.owners, self._limits.block_size, clock(), config)
+        self._shell = PoolShell(self.core, self._tell, lambda: self._connection is not None, clock)
         super().start()
 
     def begin(self) -> None:
@@ -67,7 +67,7 @@ class PoolProcess(SimProcess):
         self.after(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self._answer(self.core.tick(self.local_clock.now(), has_router=self._connection is not None))
+        self._shell.tick()
         self.after(TICK_S, self._tick)
 
     def hello(self) -> Hello:
@@ -76,9 +76,12 @@ class PoolProcess(SimProcess):
         )
 
     def received(self, message: AnyMessage) -> None:
-        if not isinstance(message, Welcome):
-            self._answer(self.core.on(message, self.local_clock.now()))
+        if isinstance(message, Welcome):
+            self._shell.on_up(message)
+        else:
+            self._shell.on_message(message)
 
-    def _answer(self, answers: Sequence[Message]) -> None:
-        for answer in answers:
-            self.send(cast(AnyMessage, answer))
+    def _tell(self, message: Message) -> None:
+        # The simulator's router has no status page.
+        if not isinstance(message, PoolUse):
+            self.send(cast(AnyMessage, message))

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
+# Greater than the ids of all other processes of a simulation.
+_FIRST_PID = 1000
+
+
 class SimProcess(CanHang):
     role: str
 
@@ -48,6 +52,11 @@ class SimProcess(CanHang):
     def maps(self, segment: str) -> bool:
         """Returns whether it could write to this segment."""
         return False
+
+    @property
+    def pid(self) -> int:
+        """Names one life of the process, in one role."""
+        return _FIRST_PID + self.epoch
 
     # ---- life ----
 
@@ -132,7 +141,7 @@ class SimProcess(CanHang):
             role=self.role,
             instance_id=self.instance_id,
             epoch=self.epoch,
-            pid=0,
+            pid=self.pid,
             fingerprint={},
             limits=limits,
         )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.messages import AnyMessage, Hello, Ping, Pong, Refused
 from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
+from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Send, Tick
+from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import LocalClock
-from alignedserve.sim.fence import SimFence
+from alignedserve.sim.fence import SimRouterHost
 from alignedserve.sim.hanging import CanHang
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 # Seconds after which a pool that has connected too early is disconnected, to connect again.
 PUT_OFF_S = 0.25
-# Called at every step of the core with the time in seconds, the event, and the core's answers.
-Observer = Callable[[float, Event, list[Send]], None]
 
 
 class RouterProcess(CanHang):
@@ -45,9 +44,8 @@ class RouterProcess(CanHang):
         self._log: EventLog | None = None
         # Pings since anything last arrived on each connection.
         self._num_unanswered: Counter[Connection] = Counter()
-        self._fence = SimFence(world)
-        # Processes with a lost connection that the core has not been notified of: they could still write.
-        self._parting: dict[InstanceId, Hello] = {}
+        self._host = SimRouterHost(world)
+        self._parting: Parting
 
     @property
     def is_up(self) -> bool:
@@ -59,6 +57,7 @@ class RouterProcess(CanHang):
         epoch = self._world.next_epoch()
         self.core = self._make_core(epoch)
         self._log = self.make_log(epoch) if self.make_log else None
+        self._parting = Parting(self.core.config.silence_s, self._host)
         waiting, self._waiting = self._waiting, {}
         for process in waiting.values():
             self.connect(process)
@@ -73,7 +72,6 @@ class RouterProcess(CanHang):
             connection.close_by_hub()
         self._anonymous, self._connections, self._hellos = [], {}, {}
         self._num_unanswered.clear()
-        self._fence, self._parting = SimFence(self._world), {}
 
     # ---- connections ----
 
@@ -128,17 +126,15 @@ class RouterProcess(CanHang):
         self._anonymous.remove(connection)
         self._connections[hello.instance_id] = connection
         self._hellos[connection] = hello
-        self._fence.connected(hello)
-        if parted := self._parting.pop(hello.instance_id, None):
-            self._step(Closed(parted.instance_id, parted.epoch))
         if hello.role == "kvpool":
-            self._fence.segment = hello.segment
+            self._parting.segment = hello.segment
+        if parted := self._parting.back(hello):
+            self._step(Closed(parted.instance_id, parted.epoch))
         self._step(Connected(hello))
 
     def _hello_again(self, connection: Connection, hello: Hello) -> None:
         """Handles the Hello of an instance that has taken another role."""
         before, self._hellos[connection] = self._hellos[connection], hello
-        self._fence.connected(hello)
         self._step(Closed(before.instance_id, before.epoch))
         self._step(Connected(hello))
 
@@ -149,9 +145,7 @@ class RouterProcess(CanHang):
             self._anonymous.remove(connection)
             return
         del self._connections[hello.instance_id]
-        if self._fence.could_write(hello):
-            self._parting[hello.instance_id] = hello
-        else:
+        if not self._parting.add(hello):
             self._step(Closed(hello.instance_id, hello.epoch))
 
     # ---- processes that hang, as in alignedserve/protocol/hub.py ----
@@ -165,45 +159,27 @@ class RouterProcess(CanHang):
             if num_unanswered <= NUM_PINGS:
                 connection.to_client(Ping())
             elif num_unanswered == NUM_PINGS + 1:
-                self._fence.kill_silent(hello)
+                self._host.kill_user(hello.pid, self._parting.segment)
             else:
                 connection.cut_by_hub()
                 self.client_closed(connection)
         ping = partial(self._ping, core)
         self._world.clock.after(core.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
 
-    # ---- processes that could still write, as in router/parting.py ----
-
     def _puts_off(self, pool: Hello) -> bool:
-        """Returns whether a pool has connected too early, because an unconnected process could write to its blocks."""
-        strangers = self._fence.strangers(pool.segment, self._hellos.values())
-        self._fence.kill_after(self._silence_s, strangers)
-        return bool(strangers)
+        return self._parting.puts_off(pool, {hello.pid for hello in self._hellos.values()})
 
     def _turn_away(self, connection: Connection) -> None:
         if connection in self._anonymous:
             self._anonymous.remove(connection)
             connection.cut_by_hub()
 
-    def _let_part(self) -> None:
-        """Reports processes to the core that can't write any more, and kills those that do not return."""
-        processes = [self._world.processes[name] for name in self._parting]
-        self._fence.kill_after(self._silence_s, processes)
-        for hello in list(self._parting.values()):
-            if not self._fence.could_write(hello):
-                del self._parting[hello.instance_id]
-                self._step(Closed(hello.instance_id, hello.epoch))
-
-    @property
-    def _silence_s(self) -> float:
-        return self.core.config.silence_s if self.core else 0.0
-
     # ---- the core ----
 
     def _tick(self, core: Router) -> None:
         if self.core is core:
-            if self._parting:
-                self._let_part()
+            for hello in self._parting.take_gone():
+                self._step(Closed(hello.instance_id, hello.epoch))
             self._step(Tick())
             tick = partial(self._tick, core)
             self._world.clock.after(self._world.tick_s, lambda: self.when_awake(tick))

@@ -74,6 +74,14 @@ class SimSegment:
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
 
+    @property
+    def blocks(self) -> SimSegment:
+        """Its memory, as `SimTransfers.use_pool` takes it."""
+        return self
+
+    def close(self) -> None:
+        """Unmaps it. Transfers know which segment they have mapped."""
+
     def write(self, places: Sequence[tuple[PoolBlockId, Content]]) -> Write:
         for block, content in places:
             if block % self.num_groups != content.group:

@@ -9,9 +9,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from alignedserve.router.events import Event, Send
+from alignedserve.router.events import Event, Observer, Send
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.router import Observer
 from alignedserve.types import InstanceId
 from alignedserve.vopr.history import PEER, Action, Arrive, Ask, Batch, Cut, Hang, Kill, Late, kind_of
 from alignedserve.vopr.launcher import Launcher

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from alignedserve.engine.ranks.leader import RankLost
-from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop
+from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
 from alignedserve.protocol.messages import AnyMessage, Prefill, PrefillReport, UsePool
 from tests.prefill_worker.rig import KEY, Rig, work
 
@@ -31,7 +31,7 @@ def test_what_a_lost_rank_may_have_spoilt_is_not_said(
         computed.set()
 
     monkeypatch.setattr(engine, "confirm", confirm)
-    loop = WorkerLoop(rig.worker, wake, lambda name: pytest.fail(name), say, ended.set)
+    loop = WorkerThread(WorkerLoop(rig.worker, lambda name: pytest.fail(name), say), wake, ended.set)
     loop.start()
     loop.post(Up(1))
     loop.post(Prefill([work([5] * 20, key=KEY)]))
@@ -58,8 +58,10 @@ def test_a_rank_that_is_lost_ends_an_instance_that_has_nothing_to_do(
 
     monkeypatch.setattr(rig.worker.engine, "confirm", confirm)
     said: list[object] = []
-    loop = WorkerLoop(
-        rig.worker, threading.Event(), pytest.fail, lambda *messages: said.append(messages), ended.set
+    loop = WorkerThread(
+        WorkerLoop(rig.worker, pytest.fail, lambda *messages: said.append(messages)),
+        threading.Event(),
+        ended.set,
     )
     loop.start()
     try:
@@ -96,14 +98,13 @@ def test_orders_of_a_router_that_was_gone_when_the_pool_was_mapped_are_void(
         is_over.set()
         return mapped
 
-    loop = WorkerLoop(
+    orders = WorkerLoop(
         rig.worker,
-        threading.Event(),
         attach,
         lambda connection, messages: said.extend(messages),
-        lambda: None,
         is_over=is_over.is_set,
     )
+    loop = WorkerThread(orders, threading.Event(), lambda: None)
     for each in (Up(1), UsePool("segment"), Prefill([work([5] * 20, key=KEY)]), Down(dropped.set)):
         loop.post(each)
     loop.start()

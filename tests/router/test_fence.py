@@ -13,7 +13,7 @@ import pytest
 from alignedserve.kvpool.segment import Segment
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
-from alignedserve.router.fence import kill_user
+from alignedserve.router.fence import LiveRouterHost
 from alignedserve.router.parting import Parting
 from alignedserve.types import Epoch, InstanceId
 
@@ -25,6 +25,13 @@ segment = Segment.attach(sys.argv[1]) if len(sys.argv) > 1 else None
 os.write(1, b".")
 os.kill(os.getpid(), signal.SIGSTOP)
 """
+
+
+class Host(LiveRouterHost):
+    time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
 
 
 @pytest.fixture
@@ -43,19 +50,19 @@ def hanging(*arguments: str) -> subprocess.Popen[bytes]:
 
 def test_a_user_of_the_pool_is_killed_though_it_is_stopped(segment: str) -> None:
     with hanging(segment) as user:
-        assert kill_user(user.pid, segment)
+        assert Host().kill_user(user.pid, segment)
         assert user.wait(30) == -signal.SIGKILL
 
 
 def test_nobody_else_is(segment: str) -> None:
     with hanging() as stranger:
-        assert not kill_user(stranger.pid, segment)
-        assert not kill_user(stranger.pid, "")
+        assert not Host().kill_user(stranger.pid, segment)
+        assert not Host().kill_user(stranger.pid, "")
         assert stranger.poll() is None
         stranger.kill()
-    assert not kill_user(stranger.pid, segment), "it is gone"
+    assert not Host().kill_user(stranger.pid, segment), "it is gone"
     mine = Segment.attach(segment)
-    assert not kill_user(os.getpid(), segment), "not itself"
+    assert not Host().kill_user(os.getpid(), segment), "not itself"
     mine.close()
 
 
@@ -64,14 +71,14 @@ def hello_of(pid: int, role: str = "prefill") -> Hello:
 
 
 def test_a_lost_process_that_could_write_is_waited_for_and_then_killed(segment: str) -> None:
-    now = [0.0]
-    parting = Parting(patience_s=10.0, clock=lambda: now[0])
+    host = Host()
+    parting = Parting(10.0, host)
     parting.segment = segment
     with hanging(segment) as user:
         assert parting.add(hello_of(user.pid))
-        now[0] = 9.9
+        host.time_s = 9.9
         assert not parting.take_gone()
-        now[0] = 10.0
+        host.time_s = 10.0
         gone = parting.take_gone()
         assert user.wait(30) == -signal.SIGKILL
     assert [hello.pid for hello in (*gone, *parting.take_gone())] == [user.pid]
@@ -79,7 +86,7 @@ def test_a_lost_process_that_could_write_is_waited_for_and_then_killed(segment: 
 
 
 def test_a_process_that_comes_back_or_has_ended_is_not_waited_for(segment: str) -> None:
-    parting = Parting(patience_s=10.0)
+    parting = Parting(10.0, Host())
     parting.segment = segment
     with hanging(segment) as user:
         assert parting.add(hello_of(user.pid))
@@ -90,21 +97,21 @@ def test_a_process_that_comes_back_or_has_ended_is_not_waited_for(segment: str) 
 
 
 def test_a_pool_is_put_off_while_a_process_of_an_earlier_router_could_write(segment: str) -> None:
-    now = [0.0]
-    parting = Parting(patience_s=10.0, clock=lambda: now[0])
+    host = Host()
+    parting = Parting(10.0, host)
     pool = hello_of(os.getpid() + 1, "kvpool")
     pool.segment = segment
     with hanging(segment) as user:
         assert parting.puts_off(pool, connected=[])
         assert not parting.puts_off(pool, connected=[user.pid])
-        now[0] = 10.0
+        host.time_s = 10.0
         assert parting.puts_off(pool, connected=[])
         assert user.wait(30) == -signal.SIGKILL
     assert not parting.puts_off(pool, connected=[])
 
 
 def test_a_lost_pool_is_not_waited_for_though_it_maps_its_own_memory(segment: str) -> None:
-    parting = Parting(patience_s=0.0)
+    parting = Parting(0.0, Host())
     parting.segment = segment
     with hanging(segment) as pool:
         assert not parting.add(hello_of(pool.pid, "kvpool"))

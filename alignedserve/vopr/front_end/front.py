@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from alignedserve.batch.config import BatchConfig
@@ -34,7 +35,6 @@ from alignedserve.vopr.front_end.live_router import LinkedProcess, LiveRouter
 from alignedserve.vopr.front_end.memory_store import MemoryStore
 from alignedserve.vopr.front_end.quiet import Quiet
 from alignedserve.vopr.front_end.store_link import StoreFaults, StoreObserver, link_to
-from alignedserve.vopr.front_end.virtual_fence import VirtualFence
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
 from alignedserve.vopr.front_end.virtual_host import hosted, true_time
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
@@ -80,7 +80,6 @@ class Front:
         self.store_observers: list[StoreObserver] = [self.ledger, self.lines]
         self._store_faults = store_faults
         self._seed = seed
-        self._fence = VirtualFence()
         self.islands = [self._island(number) for number in range(config.num_islands)]
         self.routers: list[LiveRouter] = [self._router(*each) for each in enumerate(self.islands)]
         self._model = served_model(self.max_model_len)
@@ -90,7 +89,7 @@ class Front:
     def run(self, drive: Callable[[Front], Coroutine[Any, Any, None]]) -> str:
         """Starts everything, and runs until the driver ends. Returns the digest of all events. Raises errors of the
         driver, and errors that were never awaited."""
-        with hosted(self.clock, self._seed), self._fence.standing():
+        with hosted(self.clock, self._seed):
             self.loop.run(self._main(drive))
         self._raise_errors()
         return self.journal.digest
@@ -116,12 +115,8 @@ class Front:
 
     def on_fenced(self, fenced: Callable[[InstanceId], None]) -> None:
         """Sets what is called with each process that a router has killed."""
-
-        def tell(process: SimProcess) -> None:
-            number = [process.world is island.world for island in self.islands].index(True)
-            fenced(InstanceId(f"{self.island_names[number]}/{process.instance_id}"))
-
-        self._fence.fenced = tell
+        for name, island in zip(self.island_names, self.islands, strict=True):
+            island.world.fenced = partial(_tell, fenced, name)
 
     async def _main(self, drive: Callable[[Front], Coroutine[Any, Any, None]]) -> None:
         for island in self.islands:
@@ -179,7 +174,7 @@ class Front:
         def make_core(epoch: Epoch) -> Router:
             return Router(config.router, epoch, config.scheduling)
 
-        live = LiveRouter(self.loop, island.world, self._address(number), make_core, expected, self._fence)
+        live = LiveRouter(self.loop, island.world, self._address(number), make_core, expected)
         live.observers += [self.lines, self.delivered]
         router: Any = live
         island.router = island.world.router = router
@@ -209,3 +204,7 @@ class Front:
         return Clients(
             self.loop, calls, self.wanted, self.delivered, lambda: self.quiet.num_troubles, self.max_model_len
         )
+
+
+def _tell(fenced: Callable[[InstanceId], None], island: str, process: SimProcess) -> None:
+    fenced(InstanceId(f"{island}/{process.instance_id}"))

@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from msgspec.structs import replace
-
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection
+from alignedserve.protocol.host import LiveHost
 from alignedserve.protocol.messages import AnyMessage, Hello, Message, Welcome
 from alignedserve.router.eventlog import EventLog
+from alignedserve.router.events import Observer
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
+from alignedserve.sim.fence import SimProcesses
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import Observer
 from alignedserve.sim.world import World
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.vopr.front_end.observed_router import observed
-from alignedserve.vopr.front_end.virtual_fence import VirtualFence
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
@@ -35,7 +33,6 @@ class LiveRouter:
         address: RouterAddress,
         make_core: Callable[[Epoch], Router],
         expected: Mapping[InstanceId, str],
-        fence: VirtualFence,
     ) -> None:
         """`expected`: the role of each process that may connect."""
         self.core: Router | None = None
@@ -43,7 +40,6 @@ class LiveRouter:
         self.observers: list[Observer] = []
         # Returns the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
-        self._fence = fence
         self._loop = loop
         self._world = world
         self._address = address
@@ -63,9 +59,8 @@ class LiveRouter:
         if self.core:
             raise RuntimeError("the router is started, but is already up")
         epoch = self._world.next_epoch()
-        self.core = observed(self._make_core(epoch), self.observers)
+        self.core = self._make_core(epoch)
         self.process = self._loop.new_process(f"{self._address.host}/router {epoch}")
-        self._fence.router_begins(self.process, self._world)
         watched(self._loop, self.process.start(self._run(self.core, epoch)))
 
     def kill(self) -> None:
@@ -83,7 +78,9 @@ class LiveRouter:
 
     async def _run(self, core: Router, epoch: Epoch) -> None:
         log = self.make_log(epoch) if self.make_log else None
-        server = RouterServer(core, epoch, self._address.token, self._expected, log)
+        host = _RouterHost(self._world)
+        server = RouterServer(core, epoch, self._address.token, self._expected, log, host=host)
+        server.observers = self.observers
         await server.listen_at(self._address)
         await server.run()
 
@@ -95,7 +92,7 @@ class LiveRouter:
         if link := self._links.get(process.instance_id):
             link.process_has_dropped()
         else:
-            self._links[process.instance_id] = _Link(self._loop, self._address, process, self._fence)
+            self._links[process.instance_id] = _Link(self._loop, self._address, process)
 
     def forget(self, process: SimProcess) -> None:
         if link := self._links.pop(process.instance_id, None):
@@ -104,6 +101,10 @@ class LiveRouter:
     def connection_of(self, process: SimProcess) -> VirtualProcess | None:
         link = self._links.get(process.instance_id)
         return link.virtual if link else None
+
+
+class _RouterHost(SimProcesses, LiveHost):
+    """The virtual loop's clock, and the island's processes."""
 
 
 class LinkedProcess:
@@ -136,11 +137,8 @@ class LinkedProcess:
 class _Link:
     """A simulated process's connection, which is real from here on."""
 
-    def __init__(
-        self, loop: VirtualLoop, address: RouterAddress, process: SimProcess, fence: VirtualFence
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, address: RouterAddress, process: SimProcess) -> None:
         self._process = process
-        self._fence = fence
         self._network = loop.network
         self._hello: Hello | None = None
         # Whether nothing is left of an earlier connection's orders, as in `instance/process.py`.
@@ -166,7 +164,7 @@ class _Link:
 
     def to_hub(self, message: Message) -> None:
         if isinstance(message, Hello):
-            self._hello = replace(message, pid=self._fence.pid_of(self._process))
+            self._hello = message
         else:
             self._link.send(message)
 
