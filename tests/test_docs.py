@@ -35,7 +35,7 @@ RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
 API = ROOT / "docs/reference/api.md"
 HAVE_DEFAULTS = {API, ROOT / "docs/guides/memory_and_instances.md"}
 MESSAGES, METRICS = ROOT / "docs/reference/messages.md", ROOT / "docs/reference/metrics.md"
-CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "deploy"]
+CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "kernels", "deploy"]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SPAN = re.compile(r"`([^`]+)`")
