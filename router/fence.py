@@ -35,7 +35,8 @@ class LiveRouterHost(LiveHost):
         if not segment or pid == os.getpid():
             return False
         try:
-            return str(path_of(segment)) in Path(f"/proc/{pid}/maps").read_text()
+            # The kernel writes names of files as they are, in any encoding.
+            return os.fsencode(path_of(segment)) in Path(f"/proc/{pid}/maps").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return False
 

@@ -132,12 +132,19 @@ class RouterServer:
             asyncio.create_task(self._tell_load()),
             asyncio.create_task(collect_when_idle(lambda: self._router.is_idle)),
         ]
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         try:
             await self._over
         finally:
             for task in [*tasks, *self._answering]:
                 task.cancel()
             self._hub.close()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Ends `run` with the error of a task. Without its ticks the router would look healthy and decide nothing."""
+        if not task.cancelled() and (error := task.exception()) and self._over and not self._over.done():
+            self._over.set_exception(error)
 
     def stop(self) -> None:
         """Tells all processes to stop, and makes `run` return. Safe to repeat."""

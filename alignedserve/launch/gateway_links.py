@@ -160,7 +160,9 @@ class GatewayLinks:
             seer.seen(name, f"pid {hello.pid}")
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
-        self._serving.pop(instance_id, None)
+        # Not another event: something may wait for this one.
+        if serving := self._serving.get(instance_id):
+            serving.clear()
         self._late.discard(instance_id)
         seer = self._gateways.get(without_generation(instance_id))
         if seer and instance_id not in self._retired:

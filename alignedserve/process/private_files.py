@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,10 +25,11 @@ def make_directory(path: str | Path) -> None:
 @contextmanager
 def kept(directory: str | Path) -> Iterator[None]:
     """Keeps systemd-tmpfiles from removing what is old in the directory while the block runs. It skips locked
-    directories."""
+    directories. Where the directory can't be locked, it is as it would be without."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -135,6 +135,7 @@ class RouterProcess(CanHang):
     def _hello_again(self, connection: Connection, hello: Hello) -> None:
         """Handles the Hello of an instance that has taken another role."""
         before, self._hellos[connection] = self._hellos[connection], hello
+        self._parting.back(hello)
         self._step(Closed(before.instance_id, before.epoch))
         self._step(Connected(hello))
 

@@ -63,8 +63,18 @@ def find_compiler() -> str:
 
 
 def build() -> Path:
-    """Returns the path of the library. Compiles it if neither the wheel nor the cache has it."""
-    path = library_path()
+    """Returns the path of the library. Compiles it if neither the wheel nor the cache has it. If that fails, takes a
+    slower one of the wheel."""
+    try:
+        return _build(library_path())
+    except BuildFailed:
+        prebuilt, _ = _prebuilt()
+        if prebuilt:
+            return prebuilt
+        raise
+
+
+def _build(path: Path) -> Path:
     try:
         if not path.exists():
             compiler = find_compiler()

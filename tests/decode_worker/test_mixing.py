@@ -359,11 +359,20 @@ def test_what_does_not_come_holds_nobody_up_for_long() -> None:
 
 def test_real_time_that_runs_is_not_made_late_by_real_time_that_comes() -> None:
     schedule = schedule_of()
-    admit(schedule, first := rt(tbt_s=0.04, first_s=1.0), be(), now=1.0)
+    admit(schedule, first := rt(tbt_s=0.02, first_s=1.02), be(), now=1.0)
     schedule.expect(num_prefilling=0, num_ready=1, now=1.025)
     # its next token is due in 15 ms, and takes 11
     assert schedule.plan(1.025).hold_s == pytest.approx(SAFETY * 0.004)
     assert schedule.plan(1.03).run == [key(first)]
+
+
+def test_no_iteration_waits_for_real_time_that_has_time_for_two() -> None:
+    """An iteration of 11 ms to wait for, and one of its own."""
+    for tbt_s, is_held in ((0.02, True), (0.025, False)):
+        schedule = schedule_of()
+        admit(schedule, rt(tbt_s=tbt_s, first_s=1.04 - tbt_s), be(), now=1.0)
+        schedule.expect(num_prefilling=0, num_ready=1, now=1.025)
+        assert bool(schedule.plan(1.025).hold_s) == is_held, tbt_s
 
 
 def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() -> None:

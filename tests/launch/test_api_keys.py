@@ -198,7 +198,6 @@ def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.Mo
 BLOCKED = """
 import asyncio
 import sys
-import threading
 from pathlib import Path
 
 from alignedserve.gateway.config import KeyConfig
@@ -208,12 +207,15 @@ from alignedserve.launch import api_keys
 file, pipe, action = sys.argv[1:]
 api_keys.READ_S = 0.01
 api_keys.LOOK_S = 0.0
-contents_of, num_threads = api_keys.contents_of, []
+contents_of, num_readers = api_keys.contents_of, []
+reading = []
 
 def blocked(file):
-    num_threads.append(threading.active_count())
-    if len(num_threads) == 1:
+    reading.append(file)
+    num_readers.append(len(reading))
+    if len(num_readers) == 1:
         Path(pipe).read_bytes()
+    reading.pop()
     return contents_of(file)
 
 api_keys.contents_of = blocked
@@ -232,7 +234,7 @@ async def main():
     if action == "unblock":
         Path(pipe).write_bytes(b"")
         await changed.wait()
-    assert max(num_threads) == 2, num_threads
+    assert max(num_readers) == 1, num_readers
     watching.cancel()
 
 asyncio.run(main())

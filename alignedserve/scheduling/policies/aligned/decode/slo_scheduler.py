@@ -116,11 +116,14 @@ class DecodeSloScheduler:
         return min(SAFETY, 1 / self._estimate.overrun)
 
     def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
-        """Returns the seconds to wait for RT's KV before an iteration begins; 0 if running RT can't spare the time."""
+        """Returns the seconds to wait for RT's KV before an iteration begins; 0 if running RT can't spare the time, or
+        that RT can wait."""
         wanted_s = self._demand.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
         alone_s = self._estimate.iteration([], [request.num_tokens for request in rt]) if rt else 0.0
+        if rt and self._can_wait(alone_s):
+            return 0.0
         slack_s = min((request.allowance_s(self._now_s) for request in rt), default=math.inf) - alone_s
         hold_s = min(wanted_s, SAFETY * slack_s)
         return hold_s if hold_s >= MIN_HOLD_S else 0.0
@@ -161,9 +164,16 @@ class DecodeSloScheduler:
         self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
 
+    def _can_wait(self, iteration_s: float) -> bool:
+        """Returns whether RT that comes during an iteration can wait for its end, and run in the next one. RT without
+        an objective wants to run at once."""
+        tightest_s = self._demand.tightest_s
+        return not math.isinf(tightest_s) and 2 * max(iteration_s, self._last_s) <= SAFETY * tightest_s
+
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
-        """Returns whether BE gets only its sufficient pace: RT is about to join, or running RT hurries."""
-        return self._demand.is_near or self._hurries(rt)
+        """Returns whether BE gets only its sufficient pace: RT is about to join that can't wait, or running RT
+        hurries."""
+        return (self._demand.is_near and not self._can_wait(0.0)) or self._hurries(rt)
 
     def _hurries(self, rt: Sequence[DecodeRequest]) -> bool:
         return any(request.deadlines.hurries and not request.is_lost(self._now_s) for request in rt)
