@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Failed, NewTokens, Prefill, Work
+from alignedserve.protocol.messages import Failed, InstanceLimits, NewTokens, Prefill, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
+from alignedserve.scheduling.boundary import PrefillBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy
+from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import greedy_params
-from tests.prefill_worker.rig import Interrupting, Rig, work
+from tests.prefill_worker.rig import Interrupting, InterruptingPart, Rig, work
 from tests.tiny_models import prompts
 from tests.worker_parts import engine_of
 
@@ -54,6 +57,27 @@ def interrupting() -> Policy:
     return Interrupting(SchedulingConfig())
 
 
+class Waiting(Interrupting):
+    """Plans nothing between the interruption and the moment at which it may go on."""
+
+    def __init__(self, config: SchedulingConfig) -> None:
+        super().__init__(config)
+        self.may_go_on: list[bool] = []
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        return WaitingPart(limits, self.config, self.may_go_on)
+
+
+class WaitingPart(InterruptingPart):
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, may_go_on: Sequence[bool]) -> None:
+        super().__init__(limits, config)
+        self._may_go_on = may_go_on
+
+    def plan(self, at: PrefillBoundary) -> None:
+        if not self.is_done or self._may_go_on:
+            super().plan(at)
+
+
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 def test_a_prompt_that_is_preempted_half_way_has_each_once(
     tiny_model: Directory, enable_prefix_caching: bool
@@ -69,11 +93,12 @@ def test_a_prompt_that_is_preempted_half_way_has_each_once(
 
 def test_a_preempted_prompt_that_is_ordered_anew_has_each_once(tiny_model: Directory) -> None:
     """Its KV was lost, and the router begins with it again."""
-    directory = tiny_model(FAMILY)
-    with closing(Rig(directory, policy=interrupting())) as rig:
+    directory, policy = tiny_model(FAMILY), Waiting(SchedulingConfig())
+    with closing(Rig(directory, policy=policy)) as rig:
         rig.worker.on(Prefill([asked()]))
         rig.step_until(lambda: rig.worker._partial_logprobs)
         rig.worker.drop_orders()
+        policy.may_go_on.append(True)
         news = run(rig, asked())
         assert_alike(logprobs_of(news), at_once(directory))
         rig.check_idle()
