@@ -375,6 +375,17 @@ def test_no_iteration_waits_for_real_time_that_has_time_for_two() -> None:
         assert bool(schedule.plan(1.025).hold_s) == is_held, tbt_s
 
 
+def test_iterations_wait_for_real_time_that_asked_for_no_objective() -> None:
+    """It has the operator's, which it would keep if it waited."""
+    for hurries in (False, True):
+        schedule = schedule_of()
+        running = rt(tbt_s=0.1, first_s=0.94)
+        running = replace(running, deadlines=replace(running.deadlines, hurries=hurries))
+        admit(schedule, running, be(), now=1.0)
+        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        assert bool(schedule.plan(1.0).hold_s) == hurries
+
+
 def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() -> None:
     schedule = schedule_of()
     admit(schedule, gone := rt(tbt_s=0.04), be())

@@ -100,7 +100,8 @@ class AlignedDecode(DecodePart):
         """Plans RT, then as much BE as RT allows, or holds the iteration for RT's KV. Requests without a block for
         their next token don't run."""
         slo = self._slo
-        if hold_s := slo.hold_s([each for each in at.running if each.is_rt]):
+        has_prompts = any(each.is_rt for each in behind)
+        if hold_s := slo.hold_s([each for each in at.running if each.is_rt], has_prompts):
             at.hold(hold_s)
             return
         rt = at.run_each(rt)

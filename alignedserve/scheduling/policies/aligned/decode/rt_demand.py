@@ -38,6 +38,8 @@ class RtDemand:
         self._config = config
         # The objectives of recent RT in seconds, and its lengths in tokens.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
+        # Has a value if recent RT asked for no TBT objective: its tokens are wanted as soon as possible.
+        self._hurried = SlidingMinimum()
         # The time of the last boundary.
         self._now_s = 0.0
         # When the running requests were last scanned.
@@ -64,6 +66,8 @@ class RtDemand:
             if request.is_rt:
                 if request.deadlines.tbt_s < math.inf:
                     self._objectives.add(request.deadlines.tbt_s, now)
+                if request.deadlines.tbt_s == math.inf or request.deadlines.hurries:
+                    self._hurried.add(0.0, now)
                 self._lengths.add(request.num_tokens, now)
         if is_time:
             self._looked_s = now
@@ -76,6 +80,11 @@ class RtDemand:
     def tightest_s(self) -> float:
         """The tightest recent TBT objective in seconds; infinite if there is none."""
         return self._objectives.value(math.inf, self._now_s)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether recent RT asked for no TBT objective."""
+        return self._hurried.value(math.inf, self._now_s) < math.inf
 
     def least_headroom(self) -> tuple[int, int]:
         """Returns the numbers of blocks and slots of headroom for which BE is evicted: enough for one request as long

@@ -115,14 +115,15 @@ class DecodeSloScheduler:
     def _planned_share(self) -> float:
         return min(SAFETY, 1 / self._estimate.overrun)
 
-    def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
+    def hold_s(self, rt: Sequence[DecodeRequest], has_prompts: bool) -> float:
         """Returns the seconds to wait for RT's KV before an iteration begins; 0 if running RT can't spare the time, or
         that RT can wait."""
         wanted_s = self._demand.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
         alone_s = self._estimate.iteration([], [request.num_tokens for request in rt]) if rt else 0.0
-        if rt and self._can_wait(alone_s):
+        # An iteration with RT prompts may be longer than the last one.
+        if rt and not has_prompts and self._can_wait(alone_s):
             return 0.0
         slack_s = min((request.allowance_s(self._now_s) for request in rt), default=math.inf) - alone_s
         hold_s = min(wanted_s, SAFETY * slack_s)
@@ -168,7 +169,8 @@ class DecodeSloScheduler:
         """Returns whether RT that comes during an iteration can wait for its end, and run in the next one. RT without
         an objective wants to run at once."""
         tightest_s = self._demand.tightest_s
-        return not math.isinf(tightest_s) and 2 * max(iteration_s, self._last_s) <= SAFETY * tightest_s
+        is_stated = not math.isinf(tightest_s) and not self._demand.hurries
+        return is_stated and 2 * max(iteration_s, self._last_s) <= SAFETY * tightest_s
 
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
         """Returns whether BE gets only its sufficient pace: RT is about to join that can't wait, or running RT
