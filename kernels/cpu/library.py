@@ -35,4 +35,7 @@ def _load() -> ctypes.CDLL:
             raise build.BuildFailed(f"the wheel's CPU kernels can't be loaded: {error}") from error
         # The file is incomplete for some reason. Build it again.
         path.unlink(missing_ok=True)
-        return ctypes.CDLL(str(build.build()))
+        try:
+            return ctypes.CDLL(str(build.build()))
+        except OSError as error:
+            raise build.BuildFailed(f"the CPU kernels in {path.parent} can't be loaded: {error}") from error
