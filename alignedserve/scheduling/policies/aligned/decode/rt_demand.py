@@ -82,9 +82,9 @@ class RtDemand:
         return self._objectives.value(math.inf, self._now_s)
 
     @property
-    def hurries(self) -> bool:
-        """Whether recent RT asked for no TBT objective."""
-        return self._hurried.value(math.inf, self._now_s) < math.inf
+    def has_objectives(self) -> bool:
+        """Whether all recent RT has TBT objectives that were asked for."""
+        return math.isinf(self._hurried.value(math.inf, self._now_s)) and self.tightest_s < math.inf
 
     def least_headroom(self) -> tuple[int, int]:
         """Returns the numbers of blocks and slots of headroom for which BE is evicted: enough for one request as long

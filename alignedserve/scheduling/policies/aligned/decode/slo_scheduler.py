@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from alignedserve.protocol.messages import InstanceLimits
@@ -24,8 +24,8 @@ from alignedserve.timing.estimate import Estimate
 SAFETY = 0.9
 # The most credit that BE can have, as a share of the tightest recent objective, or of DEFAULT_TBT_S if that is shorter.
 MAX_OWED = 0.5
-# The longest iteration as a share of the tightest recent objective, while RT is about to join and while none is. RT
-# should not have to wait long for an iteration that has just begun.
+# The longest iteration as a share of the tightest recent objective, while RT that asked for none is about to join, and
+# while no RT is. RT should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
 # The shortest time for which holding an iteration is worth it, in seconds.
@@ -78,15 +78,22 @@ class DecodeSloScheduler:
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def bound_s(self, rt: Iterable[DecodeRequest]) -> float:
+    def bound_s(self, rt: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
         and waits for its end."""
-        tightest_s = self._demand.tightest_s
         bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
         bounds_s.append(
-            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._demand.is_near else WITHOUT_RT * tightest_s
+            self._before_rt_s(rt) if self._demand.is_near else WITHOUT_RT * self._demand.tightest_s
         )
         return self._planned_share * min(bounds_s)
+
+    def _before_rt_s(self, rt: Sequence[DecodeRequest]) -> float:
+        """Returns the seconds that an iteration may take before RT that is about to join. RT waits for its end, then
+        runs in one without BE, after which its token should be in time."""
+        tbt_s = min(self._demand.tightest_s, DEFAULT_TBT_S)
+        if not self._demand.has_objectives:
+            return BEFORE_RT * tbt_s
+        return tbt_s - self._estimate.iteration([], [request.num_tokens for request in rt] or [1])
 
     def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration with RT prompts may take for the sake of decoding RT.
@@ -168,14 +175,13 @@ class DecodeSloScheduler:
     def _can_wait(self, iteration_s: float) -> bool:
         """Returns whether RT that comes during an iteration can wait for its end, and run in the next one. RT without
         an objective wants to run at once."""
-        tightest_s = self._demand.tightest_s
-        is_stated = not math.isinf(tightest_s) and not self._demand.hurries
-        return is_stated and 2 * max(iteration_s, self._last_s) <= SAFETY * tightest_s
+        demand = self._demand
+        return demand.has_objectives and 2 * max(iteration_s, self._last_s) <= SAFETY * demand.tightest_s
 
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
-        """Returns whether BE gets only its sufficient pace: RT is about to join that can't wait, or running RT
-        hurries."""
-        return (self._demand.is_near and not self._can_wait(0.0)) or self._hurries(rt)
+        """Returns whether BE gets only its sufficient pace: RT that is about to join, or runs, hurries."""
+        demand = self._demand
+        return (demand.is_near and not demand.has_objectives) or self._hurries(rt)
 
     def _hurries(self, rt: Sequence[DecodeRequest]) -> bool:
         return any(request.deadlines.hurries and not request.is_lost(self._now_s) for request in rt)
