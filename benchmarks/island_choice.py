@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from alignedserve.gateway.island_choice import Outlook, best
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.load import LoadMeter
 from alignedserve.router.server import LOAD_S
+from alignedserve.router.status import LoadMeter
 from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.gateway import Stream
@@ -169,7 +169,7 @@ class Run:
 
     def row(self, choice: str) -> Row:
         counted = [
-            island.router.core.counters.of(each.instance_id)
+            island.router.core.state.counters.of(each.instance_id)
             for island in self.islands
             if island.router.core
             for each in island.prefills

@@ -148,7 +148,7 @@ class RunningRouter:
 
     @property
     def num_running(self) -> int:
-        return sum(len(view.running) for view in self._router.cluster.decodes)
+        return sum(len(view.running) for view in self._router.state.cluster.decodes)
 
     def _pool(self, key: RequestKey, length: int) -> None:
         params, blocks = SamplingParams(max_tokens=16_384), [PoolBlockId(0)] * -(-length // BLOCK_SIZE)

@@ -18,7 +18,7 @@ from math import inf
 
 from alignedserve.protocol.messages import FailedPull
 from alignedserve.router.clock import Clock
-from alignedserve.router.instance_views import PrefillView
+from alignedserve.router.views import PrefillView
 from alignedserve.types import InstanceId, RequestKey
 
 # Failures in a row after which a pair leaves its link.

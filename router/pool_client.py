@@ -6,30 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import AnyMessage, Commit, Release, Reserve
-from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.outbox import Outbox
-from alignedserve.router.prefill_queue import PrefillQueue
-from alignedserve.router.request_state import RequestState
-from alignedserve.scheduling.island import Island
-from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.router.requests import RequestState
+from alignedserve.router.state import RouterState
 from alignedserve.types import RequestKey
 
 
 @dataclass(eq=False, slots=True)
 class PoolClient:
-    _cluster: ClusterState
-    _prefill_queue: PrefillQueue
-    _outbox: Outbox
-    _policy: RouterPart
-    _island: Island
+    _router: RouterState
     # Whether blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
 
     def send(self, message: AnyMessage) -> None:
-        if pool := self._cluster.pool:
-            self._outbox.send(pool.instance_id, message)
+        if pool := self._router.cluster.pool:
+            self._router.outbox.send(pool.instance_id, message)
 
     def reserve(self, state: RequestState, num_tokens: int) -> None:
         self._number += 1
@@ -37,7 +29,7 @@ class PoolClient:
         self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number))
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
-        due_s = self._policy.admission_due_s(state, self._island)
+        due_s = self._router.policy.admission_due_s(state, self._router.island)
         self.send(Commit(state.key, state.num_cached, due_s, is_candidate))
 
     def release(self, keys: Sequence[RequestKey]) -> None:
@@ -48,7 +40,7 @@ class PoolClient:
     def retry_refused(self) -> None:
         """Lets prompts and victims ask for room once more, because the pool may have some again."""
         self._may_retry_victims = True
-        self._prefill_queue.clear_refusals()
+        self._router.prefill_queue.clear_refusals()
 
     def take_victims_retry(self) -> bool:
         """Returns whether victims that found no room should ask again. Resets that."""

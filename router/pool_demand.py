@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.request_state import RequestState
+from alignedserve.router.cluster import ClusterState
+from alignedserve.router.requests import RequestState
 from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.types import RequestKey
 

@@ -1,61 +1,122 @@
-"""The reports of instances after an iteration: tokens, prompt progress, and saved, admitted and evicted requests."""
+"""What instances report after an iteration. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import DecodeReport, FailedPull, MakeSpare, PrefillReport
-from alignedserve.router.clock import Clock
-from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.counters import Counters
-from alignedserve.router.eviction import Eviction
-from alignedserve.router.hand_over import HandOver
-from alignedserve.router.instance_views import ColocatedView, DecodeView
-from alignedserve.router.link_health import LinkHealth
-from alignedserve.router.output_coalescing import OutputCoalescing
-from alignedserve.router.output_processor import OutputProcessor
+from alignedserve.protocol.messages import DecodeReport, FailedPull, MakeSpare, NewTokens, PrefillReport
+from alignedserve.router.clock import with_first_token
+from alignedserve.router.copies import HandOver, Staging
+from alignedserve.router.leaving import Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
-from alignedserve.router.request_state import Phase
-from alignedserve.router.request_table import RequestTable
-from alignedserve.router.requeuer import Requeuer
-from alignedserve.router.staging import Staging
+from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.router.views import ColocatedView, DecodeView, PrefillView
 from alignedserve.types import InstanceId, RequestKey
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+# Finish reasons of complete answers. Only their lengths help to predict others of their class.
+WHOLE_ANSWERS = ("stop", "length")
+
+
+@dataclass(eq=False, slots=True)
+class OutputProcessor:
+    """Appends the tokens that instances report to their requests, and finishes requests with complete answers."""
+
+    _router: RouterState
+    _recaller: Recaller
+
+    def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
+        """Appends the news. Skips requests that the sender no longer has, because messages cross."""
+        find, now = self._router.requests.get, self._router.clock.now
+        for news in all_news:
+            state = find(news.key)
+            if state and state.instance_id == sender and not state.is_finished:
+                self._append(sender, state, news, now)
+
+    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens, now: float) -> None:
+        output = state.output
+        num_before = len(output)
+        if news.first != num_before:
+            raise RuntimeError(
+                f"{sender}: request {news.key} has {num_before} tokens, but {news.first} come before the new ones"
+            )
+        if not num_before and news.tokens:
+            self._router.output.add_progress(state, len(state.request.prompt), news.num_reused, now)
+        output += news.tokens
+        if not num_before:
+            self._note_first_token(state)
+        if view := self._router.cluster.computing(sender):
+            self._note_computed(view, state)
+        if news.finish_reason or not num_before:
+            self._router.output.add_timeline(state)
+        self._router.output.add(state, news, now)
+        if news.finish_reason:
+            self._finish(sender, state, news.finish_reason)
+            return
+        num_output = len(output)
+        if state.forecast.length <= num_output:
+            state.forecast.advance(num_output, now)
+        if state.demanded_output <= num_output:
+            self._router.demand.add(state)
+
+    def _note_computed(self, view: PrefillView | ColocatedView, state: RequestState) -> None:
+        """Notes that nothing of the prompt is left to compute."""
+        if isinstance(view, ColocatedView):
+            view.pending.discard(state.key)
+        elif state.key in view.pending:
+            # A prefill instance has the request until its KV is saved.
+            view.pending.put(state.key, 0, state.is_rt)
+
+    def _note_first_token(self, state: RequestState) -> None:
+        state.deadlines = with_first_token(state.deadlines, self._router.clock.now)
+        if (expecting := self._router.cluster.decode(state.expected_at)) and state.key in expecting.coming:
+            expecting.coming[state.key] = True
+
+    def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
+        if reason in WHOLE_ANSWERS and not state.is_embedding:
+            self._router.demand.learn_output_len(state)
+        # A prefill instance may still be saving the request's KV.
+        is_forgotten = self._router.cluster.decode(sender) is not None
+        self._recaller.finish(state, forgotten_by=sender if is_forgotten else None)
+
+
+# ---- everything else -------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
 class InstanceReports:
-    _clock: Clock
-    _cluster: ClusterState
-    _requests: RequestTable
+    """The reports of instances: tokens, prompt progress, and saved, admitted and evicted requests."""
+
+    _router: RouterState
     _transitions: PhaseTransitions
     _requeuer: Requeuer
     _output_processor: OutputProcessor
-    _output: OutputCoalescing
     _staging: Staging
     _eviction: Eviction
     _pool: PoolClient
-    _counters: Counters
-    _link_health: LinkHealth
     _hand_over: HandOver
 
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
-        view = self._cluster.prefill(sender)
+        view = self._router.cluster.prefill(sender)
         if view is None:
             raise RuntimeError(
                 f"{sender} reports as a prefill instance, but no prefill instance of this name is up"
             )
-        self._counters.of(sender).add_report(report)
+        self._router.counters.of(sender).add_report(report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         self._output_processor.process(sender, report.news)
         self._hand_over.held(view, report.held)
         for key, num_computed, num_reused in report.progress:
-            if state := self._requests.find(key, sender, Phase.PREFILLING):
+            if state := self._router.requests.find(key, sender, Phase.PREFILLING):
                 view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
-                self._output.add_progress(state, num_computed, num_reused, self._clock.now)
+                self._router.output.add_progress(state, num_computed, num_reused, self._router.clock.now)
         for key, num_tokens in report.saved:
-            if state := self._requests.find(key, sender, Phase.PREFILLING):
+            if state := self._router.requests.find(key, sender, Phase.PREFILLING):
                 state.num_cached = num_tokens
                 self._requeuer.requeue(state)
             else:
@@ -63,12 +124,12 @@ class InstanceReports:
         self._staging.staged(sender, report.staged)
 
     def decode(self, sender: InstanceId, report: DecodeReport) -> None:
-        view = self._cluster.decode(sender)
+        view = self._router.cluster.decode(sender)
         if view is None:
             raise RuntimeError(
                 f"{sender} reports as a decode instance, but no decode instance of this name is up"
             )
-        self._counters.of(sender).add_report(report)
+        self._router.counters.of(sender).add_report(report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
         if report.admitted:
             self._admitted(view, report.admitted)
@@ -85,23 +146,23 @@ class InstanceReports:
 
     def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int, int]]) -> None:
         for key, num_computed, num_reused in progress:
-            if key in view.pending and (state := self._requests.get(key)):
+            if key in view.pending and (state := self._router.requests.get(key)):
                 view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
-                self._output.add_progress(state, num_computed, num_reused, self._clock.now)
+                self._router.output.add_progress(state, num_computed, num_reused, self._router.clock.now)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
         """Lets admitted requests run. The pool's copy of their KV is now a spare."""
         instance_id = view.instance_id
-        found = [self._requests.find(key, instance_id, Phase.OFFERED) for key in keys]
+        found = [self._router.requests.find(key, instance_id, Phase.OFFERED) for key in keys]
         states = [state for state in found if state]
         if not view.is_batch_begun and any(state.key in view.batch for state in states):
             view.is_batch_begun = True
-            self._counters.of(instance_id).num_batch_switches += 1
+            self._router.counters.of(instance_id).num_batch_switches += 1
         for state in states:
             if state.staged_at:
-                self._link_health.succeeded(state.staged_at, instance_id, state.key)
-                stager = self._cluster.prefill(state.staged_at)
-                self._counters.of(state.staged_at).num_handed_over += bool(
+                self._router.link_health.succeeded(state.staged_at, instance_id, state.key)
+                stager = self._router.cluster.prefill(state.staged_at)
+                self._router.counters.of(state.staged_at).num_handed_over += bool(
                     stager and state.key in stager.held
                 )
             self._transitions.enter(state, Phase.RUNNING, instance_id)
@@ -112,7 +173,7 @@ class InstanceReports:
     def _pull_failed(self, decode: InstanceId, pull: FailedPull) -> None:
         """Counts a failed pull, unless its source is gone or all its requests were recalled: then the link is not to
         blame."""
-        found = [self._requests.find(key, decode, Phase.OFFERED) for key in pull.keys]
+        found = [self._router.requests.find(key, decode, Phase.OFFERED) for key in pull.keys]
         if any(state and state.staged_at == pull.source for state in found):
-            self._counters.of(decode).num_failed_pulls += 1
-            self._link_health.failed(decode, pull)
+            self._router.counters.of(decode).num_failed_pulls += 1
+            self._router.link_health.failed(decode, pull)

@@ -22,16 +22,10 @@ import math
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import DECODE, PREFILL, Request, TakeRole
-from alignedserve.router.clock import Clock
-from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.counters import Counters
-from alignedserve.router.eviction import Eviction
-from alignedserve.router.instance_views import DecodeView, PrefillView
-from alignedserve.router.outbox import Outbox
-from alignedserve.router.prefill_queue import PrefillQueue
-from alignedserve.router.recaller import Recaller
-from alignedserve.router.request_state import Phase, RequestState
-from alignedserve.router.request_table import RequestTable
+from alignedserve.router.leaving import Eviction, Recaller
+from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.state import RouterState
+from alignedserve.router.views import DecodeView, PrefillView
 from alignedserve.scheduling.proportion import Decoding, Proportion, Seen
 from alignedserve.types import InstanceId
 
@@ -53,16 +47,10 @@ class _Change:
 
 @dataclass(eq=False, slots=True)
 class RoleChanges:
+    _router: RouterState
     # See RouterConfig.change_roles.
-    _is_on: bool
-    _clock: Clock
-    _cluster: ClusterState
-    _requests: RequestTable
-    _prefill_queue: PrefillQueue
     _recaller: Recaller
     _eviction: Eviction
-    _outbox: Outbox
-    _counters: Counters
     _proportion: Proportion = field(default_factory=Proportion)
     _change: _Change | None = None
 
@@ -71,14 +59,14 @@ class RoleChanges:
         return self._change is not None
 
     def submitted(self, request: Request) -> None:
-        if self._is_on and request.tier == "rt":
+        if self._router.config.change_roles and request.tier == "rt":
             ttft_s, tbt_s = (math.inf if each is None else each for each in (request.ttft_s, request.tbt_s))
             work_s = self._seconds(len(request.prompt))
-            self._proportion.arrivals.add(work_s, ttft_s, tbt_s, self._clock.now)
+            self._proportion.arrivals.add(work_s, ttft_s, tbt_s, self._router.clock.now)
 
     def go_on(self, is_tick: bool) -> None:
         """Continues or decides a change. Called after each event. `is_tick`: time has passed."""
-        if not self._is_on or self._cluster.is_colocated:
+        if not self._router.config.change_roles or self._router.cluster.is_colocated:
             return
         if self._change is None and is_tick:
             self._decide()
@@ -89,48 +77,48 @@ class RoleChanges:
         """Ends the change of a process that is gone. If it was told to change, it has taken its role and sends Hello
         next, or it is dead."""
         if self._change and self._change.instance_id == instance_id:
-            self._counters.role_changes[self._change.role] += self._change.is_told
+            self._router.counters.role_changes[self._change.role] += self._change.is_told
             self._end()
 
     def _end(self) -> None:
         self._change = None
-        self._proportion.changed(self._clock.now)
+        self._proportion.changed(self._router.clock.now)
 
     # ---- what is wanted ----------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         wanted = self._proportion.wanted(self._seen())
-        views = self._cluster.decodes if wanted == PREFILL else self._cluster.prefills
+        views = self._router.cluster.decodes if wanted == PREFILL else self._router.cluster.prefills
         if not wanted or not views:
             return
         view = min(views, key=_num_there)
         self._change = _Change(view, wanted)
-        self._cluster.drain(view, True)
+        self._router.cluster.drain(view, True)
         if isinstance(view, DecodeView):
             view.coming.clear()  # They will be offered to other instances.
 
     def _seen(self) -> Seen:
-        prefills, queue = self._cluster.prefills, self._prefill_queue
+        prefills, queue = self._router.cluster.prefills, self._router.prefill_queue
         rt_work_s, be_work_s = (
             self._seconds(queue.num_tokens_of(is_rt) + sum(view.pending.sum(is_rt) for view in prefills))
             for is_rt in (True, False)
         )
-        num_decode = len(self._cluster.decodes)
-        return Seen(self._clock.now, len(prefills), num_decode, rt_work_s, be_work_s, self._decoding())
+        num_decode = len(self._router.cluster.decodes)
+        return Seen(self._router.clock.now, len(prefills), num_decode, rt_work_s, be_work_s, self._decoding())
 
     def _seconds(self, num_tokens: int) -> float:
         """Returns the seconds that this many prompt tokens take at one instance; 0 without a cost model, so nothing
         counts as waiting."""
-        rate = self._cluster.prompt_tokens_per_s()
+        rate = self._router.cluster.prompt_tokens_per_s()
         return num_tokens / rate if rate else 0.0
 
     def _decoding(self) -> Decoding:
         states = [
             state
-            for state in self._requests
+            for state in self._router.requests
             if state.phase in _DECODING and not (state.is_finished or state.is_embedding)
         ]
-        views = self._cluster.instances
+        views = self._router.cluster.instances
         limits = [view.hello.limits for view in views]
         num_tokens = sum(state.num_tokens for state in states)
         length = num_tokens // max(len(states), 1)
@@ -146,25 +134,25 @@ class RoleChanges:
     # ---- draining ----------------------------------------------------------------------------------------------------
 
     def _drain(self, change: _Change, is_tick: bool) -> None:
-        others = self._cluster.prefills if change.role == DECODE else self._cluster.decodes
+        others = self._router.cluster.prefills if change.role == DECODE else self._router.cluster.decodes
         if not others:
-            self._cluster.drain(change.view, False)
+            self._router.cluster.drain(change.view, False)
             self._end()
             return
         if is_tick:
             self._take_back(change)
-        if not _num_there(change.view) and not any(_is_at(state, change) for state in self._requests):
+        if not _num_there(change.view) and not any(_is_at(state, change) for state in self._router.requests):
             change.is_told = True
             if isinstance(change.view, DecodeView):
                 # Its expected real time has changed. The announcement would be sent after this, to a prefill instance.
                 change.view.take_announcement()
-            self._outbox.send(change.instance_id, TakeRole(change.role))
+            self._router.outbox.send(change.instance_id, TakeRole(change.role))
 
     def _take_back(self, change: _Change) -> None:
         """Takes back the requests that need not end there. A prompt that is still being saved is taken back after
         that."""
         name = change.instance_id
-        for state in self._requests:
+        for state in self._router.requests:
             if state.is_finished or state.saving_at:
                 continue
             if state.phase in (Phase.STAGED, Phase.OFFERED):

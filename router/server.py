@@ -37,11 +37,9 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Tick
-from alignedserve.router.fence import LiveRouterHost, RouterHost
-from alignedserve.router.load import LoadMeter
-from alignedserve.router.parting import Parting
+from alignedserve.router.fence import LiveRouterHost, Parting, RouterHost
 from alignedserve.router.router import Router
-from alignedserve.router.status import UsageOf, describe, unknown_usage
+from alignedserve.router.status import LoadMeter, UsageOf, describe, unknown_usage
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -96,13 +94,13 @@ class RouterServer:
         self._hub = Hub(
             token,
             self,
-            router.config.silence_s,
+            router.state.config.silence_s,
             self._silent,
             members,
             self._puts_off,
-            ROLES_THAT_CHANGE if router.config.change_roles else (),
+            ROLES_THAT_CHANGE if router.state.config.change_roles else (),
         )
-        self._parting = Parting(router.config.silence_s, self._host)
+        self._parting = Parting(router.state.config.silence_s, self._host)
         # The Hello of each connected process.
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None

@@ -1,13 +1,77 @@
-"""The router's status report of the island: every process, and how many requests are in which phase."""
+"""What the router says of the island: its load, and the status of each process."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
 
 from alignedserve.process.usage import Usage
-from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Moved, PoolUse, ProcessStatus
+from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Load, Moved, PoolUse, ProcessStatus
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
+
+# ---- load ------------------------------------------------------------------------------------------------------------
+
+
+# Length of the sliding window, in seconds. A longer iteration counts when it ends.
+BUSY_S = 5.0
+
+
+class LoadMeter:
+    """The island's load, from which gateways choose an island and the launcher the number of islands. Pure."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        # (time, seconds that each instance had computed until then); the latest last.
+        self._readings: deque[tuple[float, Mapping[InstanceId, float]]] = deque()
+
+    def read(self, now: float) -> Load:
+        router = self._router
+        cluster, queue = router.state.cluster, router.state.prefill_queue
+        rt, be = (
+            queue.num_tokens_of(is_rt) + sum(view.pending.sum(is_rt) for view in cluster.prefills)
+            for is_rt in (True, False)
+        )
+        has_room = any(view.num_slots_for_rt > 0 and view.num_blocks_for_rt > 0 for view in cluster.decodes)
+        return Load(
+            num_requests=sum(router.state.counts.by_phase.values()),
+            busy=self._busy(now),
+            num_rt_tokens=rt,
+            num_tokens=rt + be,
+            num_prefills=len(cluster.prefills),
+            num_decodes=len(cluster.decodes),
+            tokens_per_s=cluster.prompt_tokens_per_s(),
+            is_full=not has_room or bool(router.state.decode_queue.real_time),
+            num_cache_tokens=sum(
+                view.hello.limits.num_kv_tokens
+                for view in cluster.prefills
+                if view.hello.limits.enable_prefix_caching
+            ),
+        )
+
+    def _busy(self, now: float) -> float:
+        cluster, counters = self._router.state.cluster, self._router.state.counters
+        # Colocated instances are both.
+        roles = [[view.instance_id for view in views] for views in (cluster.prefills, cluster.decodes)]
+        computing_s = {name: counters.of(name).computing_s for role in roles for name in role}
+        self._readings.append((now, computing_s))
+        while len(self._readings) > 1 and self._readings[1][0] <= now - BUSY_S:
+            self._readings.popleft()
+        since_s, before = self._readings[0]
+        seconds = now - since_s
+
+        def share(name: InstanceId) -> float:
+            computed_s = computing_s[name] - before.get(name, computing_s[name])
+            return min(1.0, computed_s / seconds) if seconds else 0.0
+
+        return max((fmean(map(share, names)) for names in roles if names), default=0.0)
+
+
+# ---- status ----------------------------------------------------------------------------------------------------------
+
+# The router's status report of the island: every process, and how many requests are in which phase.
+
 
 UP, DOWN = "up", "down"
 _NEVER = Epoch(0)
@@ -32,7 +96,7 @@ def describe(
 ) -> Cluster:
     """Returns the status of the island. `expected`: the role of each process that should exist. `pool_use`: the pool's
     last report of its blocks."""
-    counts = router.counts
+    counts = router.state.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
     processes = [_process_status(router, hello, pool_use, usage_of) for hello in present]
     here = {hello.instance_id for hello in present}
@@ -42,16 +106,16 @@ def describe(
         sorted(processes, key=_order),
         requests=counts.by_phase,
         tiers=counts.by_tier,
-        recoveries=dict(router.counters.recoveries),
+        recoveries=dict(router.state.counters.recoveries),
         sharing=_sharing(router),
-        role_changes=dict(router.counters.role_changes),
+        role_changes=dict(router.state.counters.role_changes),
     )
 
 
 def _sharing(router: Router) -> dict[str, int]:
-    counters = router.counters
+    counters = router.state.counters
     return {
-        "demoted": router.prefill_queue.num_demotions,
+        "demoted": router.state.prefill_queue.num_demotions,
         "express": counters.num_fast_path,
         "evicted_for_rt": counters.num_evicted_for_rt,
         "recomputed": counters.num_recomputed,
@@ -72,7 +136,7 @@ def _process_status(
         state=UP,
         num_blocks=hello.limits.num_blocks,
         num_free_blocks=_num_free_blocks(router, hello, pool_use),
-        requests=router.counts.at_instance(name),
+        requests=router.state.counts.at_instance(name),
         stats=_stats(router, name, hello.limits.block_bytes),
         started_s=hello.started_s,
         cpu_s=usage.cpu_s,
@@ -82,7 +146,7 @@ def _process_status(
 
 def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceStats:
     """Returns the counters of an instance. They outlive its process, so they never decrease."""
-    cluster, counted = router.cluster, router.counters.of(name)
+    cluster, counted = router.state.cluster, router.state.counters.of(name)
     prefill, decode = cluster.prefill(name), cluster.decode(name)
     report = decode.report if decode else None
     return InstanceStats(
@@ -103,7 +167,7 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         num_asked_tokens=counted.num_asked_tokens,
         num_found_tokens=counted.num_found_tokens,
         num_failed_pulls=counted.num_failed_pulls,
-        over_host=router.link_health.over_host(name),
+        over_host=router.state.link_health.over_host(name),
         num_handed_over=counted.num_handed_over,
     )
 
@@ -111,7 +175,7 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
 def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> int:
     if hello.role == "kvpool":
         return pool_use.num_free_blocks if pool_use else hello.limits.num_blocks
-    cluster = router.cluster
+    cluster = router.state.cluster
     view = cluster.prefill(hello.instance_id) or cluster.decode(hello.instance_id)
     return view.num_free_blocks if view else 0
 

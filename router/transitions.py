@@ -4,69 +4,57 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.router.clock import Clock
-from alignedserve.router.cluster_state import ClusterState
-from alignedserve.router.decode_queue import DecodeQueue
-from alignedserve.router.pool_demand import PoolDemand
-from alignedserve.router.prefill_queue import PrefillQueue
-from alignedserve.router.request_counts import RequestCounts
-from alignedserve.router.request_state import COMING_PHASES, RUNNING_PHASES, Phase, RequestState
-from alignedserve.scheduling.island import Island
-from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.router.requests import COMING_PHASES, RUNNING_PHASES, Phase, RequestState
+from alignedserve.router.state import RouterState
 from alignedserve.types import InstanceId
 
 
 @dataclass(eq=False, slots=True)
 class PhaseTransitions:
-    _clock: Clock
-    _cluster: ClusterState
-    _counts: RequestCounts
-    _prefill_queue: PrefillQueue
-    _decode_queue: DecodeQueue
-    _demand: PoolDemand
-    _policy: RouterPart
-    _island: Island
+    _router: RouterState
 
     def enter(self, state: RequestState, phase: Phase, instance_id: InstanceId | None = None) -> None:
         """Moves the request to another phase. `instance_id`: the instance that has it from now on."""
         self._leave(state, phase, instance_id)
-        state.phase, state.instance_id, state.since_s = phase, instance_id, self._clock.now
+        state.phase, state.instance_id, state.since_s = phase, instance_id, self._router.clock.now
         state.record_phase()
         if phase is Phase.QUEUED:
-            self._demand.discard(state)
+            self._router.demand.discard(state)
         else:
-            self._demand.add(state)
+            self._router.demand.add(state)
         self._join(state)
-        self._counts.update(state)
+        self._router.counts.update(state)
 
     def _leave(self, state: RequestState, phase: Phase, instance_id: InstanceId | None) -> None:
-        self._prefill_queue.discard(state)
-        self._decode_queue.discard(state)
-        if instance_id != state.instance_id and (computing := self._cluster.computing(state.instance_id)):
+        self._router.prefill_queue.discard(state)
+        self._router.decode_queue.discard(state)
+        if instance_id != state.instance_id and (
+            computing := self._router.cluster.computing(state.instance_id)
+        ):
             computing.pending.discard(state.key)
         for each in (state.instance_id, state.staged_for):
-            if decode := self._cluster.decode(each):
+            if decode := self._router.cluster.decode(each):
                 decode.discard(state.key)
-        if (expecting := self._cluster.decode(state.expected_at)) and phase not in COMING_PHASES:
+        if (expecting := self._router.cluster.decode(state.expected_at)) and phase not in COMING_PHASES:
             expecting.coming.pop(state.key, None)
 
     def _join(self, state: RequestState) -> None:
         if state.phase is Phase.RESERVING:
-            self._prefill_queue.reserving.put(state.key, state.num_missing, state.is_rt)
+            self._router.prefill_queue.reserving.put(state.key, state.num_missing, state.is_rt)
         elif state.phase is Phase.POOLED:
-            self._decode_queue.add(state)
-        elif state.phase is Phase.PREFILLING and (prefill := self._cluster.prefill(state.instance_id)):
+            self._router.decode_queue.add(state)
+        elif state.phase is Phase.PREFILLING and (prefill := self._router.cluster.prefill(state.instance_id)):
             prefill.pending.put(state.key, state.num_missing, state.is_rt)
             self._announce(state)
-        elif state.phase in RUNNING_PHASES and (decode := self._cluster.decode(state.instance_id)):
+        elif state.phase in RUNNING_PHASES and (decode := self._router.cluster.decode(state.instance_id)):
             decode.add_running(state.key, state.is_rt)
 
     def _announce(self, state: RequestState) -> None:
         """Lets a decode instance expect the request while its prompt is computed, if the policy names one."""
         if state.is_embedding:
             return
-        expecting = self._policy.expect_at(state, self._island)
-        if expecting and (view := self._cluster.decode(expecting.instance_id)):
+        expecting = self._router.policy.expect_at(state, self._router.island)
+        if expecting and (view := self._router.cluster.decode(expecting.instance_id)):
             state.expected_at = view.instance_id
             view.coming[state.key] = bool(state.output)
 
@@ -77,7 +65,7 @@ class PhaseTransitions:
         self.enter(state, Phase.STAGED, stager)
         state.staged_at, state.staged_for = stager, decode
         state.is_in_batch, state.batch = is_in_batch, batch
-        self._counts.update(state)
+        self._router.counts.update(state)
 
     def hand_over(self, state: RequestState, stager: InstanceId, decode: InstanceId) -> None:
         """Records that a prefill instance holds the computed KV for a decode instance, and saves it at the same
@@ -88,7 +76,7 @@ class PhaseTransitions:
     def unstage(self, state: RequestState) -> None:
         """Records that the request has no staged copy any more. Safe to repeat."""
         state.staged_at = state.staged_for = None
-        self._counts.update(state)
+        self._router.counts.update(state)
 
     def end_saving(self, state: RequestState) -> None:
         """Records that no prefill instance saves the request's KV beside a decode instance any more. Safe to repeat."""
@@ -97,4 +85,4 @@ class PhaseTransitions:
     def finish(self, state: RequestState) -> None:
         """Marks a request as finished: its client has its answer, or is gone. Its phase stays until it is recalled."""
         state.is_finished = True
-        self._counts.update(state)
+        self._router.counts.update(state)

@@ -14,7 +14,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class RoutedRequest(Protocol):
-    """The fields are explained at `router/request_state.py`."""
+    """The fields are explained at `router/requests.py`."""
 
     @property
     def key(self) -> RequestKey: ...
@@ -176,7 +176,7 @@ class Search(Protocol):
 
 
 class DecodeView(Protocol):
-    """The fields are explained at `router/instance_views.py`."""
+    """The fields are explained at `router/views.py`."""
 
     @property
     def instance_id(self) -> InstanceId: ...

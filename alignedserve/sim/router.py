@@ -11,7 +11,7 @@ from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.messages import AnyMessage, Hello, Ping, Pong, Refused
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Send, Tick
-from alignedserve.router.parting import Parting
+from alignedserve.router.fence import Parting
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import LocalClock
 from alignedserve.sim.fence import SimRouterHost
@@ -57,7 +57,7 @@ class RouterProcess(CanHang):
         epoch = self._world.next_epoch()
         self.core = self._make_core(epoch)
         self._log = self.make_log(epoch) if self.make_log else None
-        self._parting = Parting(self.core.config.silence_s, self._host)
+        self._parting = Parting(self.core.state.config.silence_s, self._host)
         waiting, self._waiting = self._waiting, {}
         for process in waiting.values():
             self.connect(process)
@@ -165,7 +165,7 @@ class RouterProcess(CanHang):
                 connection.cut_by_hub()
                 self.client_closed(connection)
         ping = partial(self._ping, core)
-        self._world.clock.after(core.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
+        self._world.clock.after(core.state.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
 
     def _puts_off(self, pool: Hello) -> bool:
         return self._parting.puts_off(pool, {hello.pid for hello in self._hellos.values()})

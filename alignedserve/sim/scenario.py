@@ -146,7 +146,7 @@ class Scenario:
         else:
             island.run(until_s)
         core = island.router.core
-        num_role_changes = core.counters.role_changes.total() if core else 0
+        num_role_changes = core.state.counters.role_changes.total() if core else 0
         return Ran(self, island.streams, lifetimes, pauses, island.world.computed, num_role_changes)
 
     @staticmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from alignedserve.protocol.pooling import POOLINGS
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from alignedserve.types import RequestKey
 from alignedserve.vopr.history import Arrive, Leave
 from alignedserve.vopr.plan import MAX_MODEL_LEN, Plan

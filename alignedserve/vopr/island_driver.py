@@ -56,7 +56,7 @@ class IslandDriver(Driver):
             return
         core = self._island.router.core
         for key, leave in list(self._leaving.items()):
-            state = core and core.requests.get(key)
+            state = core and core.state.requests.get(key)
             if state and state.phase.value == leave.phase:
                 del self._leaving[key]
                 self._clock.after(leave.delay_s, partial(self._do, leave))

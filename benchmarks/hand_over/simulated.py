@@ -154,12 +154,16 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def _num_handed_over(island: Island) -> int:
     core = island.router.core
-    return sum(core.counters.of(each.instance_id).num_handed_over for each in island.prefills) if core else 0
+    return (
+        sum(core.state.counters.of(each.instance_id).num_handed_over for each in island.prefills)
+        if core
+        else 0
+    )
 
 
 def _num_bytes(island: Island, what: str) -> int:
     core = island.router.core
-    moved = [core.counters.of(each.instance_id).moved for each in island.instances] if core else []
+    moved = [core.state.counters.of(each.instance_id).moved for each in island.instances] if core else []
     return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
 
 

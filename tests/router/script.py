@@ -24,7 +24,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Closed, Connected, Received, Send, Tick
-from alignedserve.router.request_state import RequestState
+from alignedserve.router.requests import RequestState
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
@@ -139,7 +139,7 @@ class Script:
         return message.key, message.num_tokens
 
     def state(self, key: int = 1) -> RequestState:
-        return self.router.requests[RequestKey(key)]
+        return self.router.state.requests[RequestKey(key)]
 
     # ---- a request's way, in steps ----
 

@@ -31,7 +31,7 @@ from tests.router.script import (
 
 
 def asked(script: Script) -> Cluster:
-    connected = [process.hello for process in script.router.cluster]
+    connected = [process.hello for process in script.router.state.cluster]
     expected = {PREFILL: "prefill", DECODE: "decode", POOL: "kvpool"}
     return describe(script.router, hello("router"), connected, expected, None, ticket=1)
 

@@ -19,7 +19,7 @@ from alignedserve.protocol.messages import (
     UsePool,
     Welcome,
 )
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, request
 

@@ -14,7 +14,7 @@ from alignedserve.kvpool.search import form_batch
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Commit, Submit
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.forecast import FORGIVEN_S, MAX_LEVEL, Forecast
@@ -113,7 +113,7 @@ def state(key: int, forecast: Forecast, **options: Any) -> RequestState:
 def test_none_starves_in_the_pool(level: int) -> None:
     """One request a second comes that has not exceeded its prediction, and one a second goes."""
     script = Script(starvation_s=STARVATION_S)
-    policy, island = script.router.policy, script.router.island
+    policy, island = script.router.policy, script.router.state.island
     tree, waiting_s = QuadTree(KvSpan(BLOCK_SIZE)), 0.0
 
     def insert(each: RequestState) -> None:
@@ -133,15 +133,15 @@ def test_none_starves_in_the_pool(level: int) -> None:
 
 def test_evicted_requests_return_to_a_colocated_instance_in_that_order() -> None:
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
-    router.cluster.add(hello("colocated-0"))
+    router.state.cluster.add(hello("colocated-0"))
     for key, level in ((1, 2), (2, 0), (3, 1), (4, 0)):
         each = state(key, exceeded(level))
-        router.requests.add(each)
-        router.decode_queue.add(each)
+        router.state.requests.add(each)
+        router.state.decode_queue.add(each)
 
     def order(now: float) -> list[int]:
-        router.clock.now = now
-        (assign,) = router.policy.decide(router.island)
+        router.state.clock.now = now
+        (assign,) = router.policy.decide(router.state.island)
         assert isinstance(assign, Assign)
         return [each.key for each in assign.requests]
 
@@ -155,10 +155,10 @@ def test_evicted_requests_return_to_a_colocated_instance_in_that_order() -> None
 
 def queued(*states: RequestState) -> Router:
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
-    router.cluster.add(hello("prefill-0"))
+    router.state.cluster.add(hello("prefill-0"))
     for each in states:
-        router.requests.add(each)
-        router.prefill_queue.push(each, router.policy.urgency(each, router.island))
+        router.state.requests.add(each)
+        router.state.prefill_queue.push(each, router.policy.urgency(each, router.state.island))
     return router
 
 
@@ -169,26 +169,26 @@ def test_a_prompt_that_is_computed_again_yields_as_well() -> None:
         state(2, Forecast(4), arrived_s=FORGIVEN_S - 1.0),
         state(3, Forecast(4), arrived_s=FORGIVEN_S + 1.0),
     )
-    router.clock.now = FORGIVEN_S + 1.0
-    assert [each.key for each in router.policy.start(router.island)] == [2, 1, 3]
+    router.state.clock.now = FORGIVEN_S + 1.0
+    assert [each.key for each in router.policy.start(router.state.island)] == [2, 1, 3]
 
 
 @given(st.integers(0, 2 * MAX_LEVEL))
 def test_none_starves_in_the_queue_for_prefill(level: int) -> None:
     """One prompt a second comes whose answer has not exceeded its prediction, and one a second goes."""
     router = queued(state(1, exceeded(level)))
-    queue, policy, island = router.prefill_queue, router.policy, router.island
+    queue, policy, island = router.state.prefill_queue, router.policy, router.state.island
     for key in range(2, 200):
-        router.clock.now = float(key - 1)
-        each = state(key, Forecast(4), arrived_s=router.clock.now)
-        router.requests.add(each)
+        router.state.clock.now = float(key - 1)
+        each = state(key, Forecast(4), arrived_s=router.state.clock.now)
+        router.state.requests.add(each)
         queue.push(each, policy.urgency(each, island))
-        first = queue.first(policy.line(is_rt=False), router.clock.now)
+        first = queue.first(policy.line(is_rt=False), router.state.clock.now)
         assert first is not None
         if first.key == 1:
             break
         queue.take(first)
-    assert router.clock.now <= MAX_LEVEL * FORGIVEN_S + 1.0
+    assert router.state.clock.now <= MAX_LEVEL * FORGIVEN_S + 1.0
 
 
 def test_real_time_does_not_yield() -> None:
@@ -197,7 +197,7 @@ def test_real_time_does_not_yield() -> None:
     script.say(GATEWAY, Submit(request(1), predicted_len=1))
     late = script.state(1)
     late.forecast = exceeded(3)
-    policy, island = script.router.policy, script.router.island
+    policy, island = script.router.policy, script.router.state.island
     urgency, due_s = policy.urgency(late, island), policy.admission_due_s(late, island)
     late.forecast = Forecast(100)
     assert late.is_rt and urgency == policy.urgency(late, island)

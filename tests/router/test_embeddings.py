@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import (
     Submit,
     Tokens,
 )
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
 
 COLOCATED = "colocated-0"
@@ -49,7 +49,7 @@ def test_its_length_teaches_nothing() -> None:
     script = Script()
     submit(script)
     script.say(PREFILL, prefill_report(news=[END]))
-    assert script.router.demand._mean_output == {} and not len(script.router.demand)
+    assert script.router.state.demand._mean_output == {} and not len(script.router.state.demand)
 
 
 def test_a_colocated_instance_is_offered_it() -> None:

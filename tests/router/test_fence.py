@@ -13,8 +13,7 @@ import pytest
 from alignedserve.kvpool.segment import Segment
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
-from alignedserve.router.fence import LiveRouterHost
-from alignedserve.router.parting import Parting
+from alignedserve.router.fence import LiveRouterHost, Parting
 from alignedserve.types import Epoch, InstanceId
 
 FORM = BlockFormat(num_layers=1, block_size=16, num_kv_heads=1, head_dim=16, dtype="float32")

@@ -23,9 +23,9 @@ from alignedserve.protocol.messages import (
     Stored,
     Unstage,
 )
-from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.link_health import MAX_FAILURES
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
+from alignedserve.router.views import PrefillView
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, ONE, POOL, PREFILL, Script, prefill_report
 
@@ -71,7 +71,7 @@ def end(script: Script) -> None:
     script.decode(news=[NewTokens(ONE, len(state.output), [9], finish_reason="stop")], num_running=0)
     for name in (PREFILL, DECODE):
         script.gone(name)
-    assert not script.router.requests.get(ONE)
+    assert not script.router.state.requests.get(ONE)
     script.router.check_idle()
 
 
@@ -102,7 +102,7 @@ def test_the_pool_has_a_spare_when_it_is_saved_and_runs(is_saved_first: bool) ->
         assert script.take() == [(PREFILL, Unstage([ONE]))], "the pool's blocks are being filled"
         saved(script)
         assert kinds(script, POOL) == [Commit, MakeSpare]
-    assert script.router.counters.of(PREFILL).num_handed_over == 1
+    assert script.router.state.counters.of(PREFILL).num_handed_over == 1
     script.close(DECODE)
     assert script.state().num_cached == NUM_PROMPT and script.state().phase is Phase.POOLED
     assert kinds(script, POOL) == [Commit]
@@ -123,8 +123,8 @@ def test_else_it_need_not_be_held_and_goes_by_way_of_the_pool(why: str) -> None:
         script.decode(num_free_blocks=2, num_running=0)
     elif why == "over host":
         for _ in range(MAX_FAILURES):
-            script.router.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
-            script.router.link_health.tick()
+            script.router.state.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
+            script.router.state.link_health.tick()
     elif why == "another waits":
         script.pooled(2)
     computed(script, tier="be" if why == "best effort" else "rt")
@@ -151,8 +151,8 @@ def test_it_overtakes_best_effort_as_the_policy_has_it(policy: str, is_direct: b
 def test_a_link_that_is_tried_takes_one() -> None:
     script = handed_over()
     for _ in range(MAX_FAILURES):
-        script.router.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
-        script.router.link_health.tick()
+        script.router.state.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
+        script.router.state.link_health.tick()
     script.now += 31.0
     computed(script, 2)
     assert script.take_one(Offer, DECODE).source == PREFILL
@@ -201,8 +201,8 @@ def test_pulls_that_fail_count_against_the_link() -> None:
     script = handed_over()
     pull_fails(script)
     computed(script, 2)
-    assert script.router.counters.of(DECODE).num_failed_pulls == 1
-    assert script.router.counters.of(PREFILL).num_handed_over == 0
+    assert script.router.state.counters.of(DECODE).num_failed_pulls == 1
+    assert script.router.state.counters.of(PREFILL).num_handed_over == 0
 
 
 def test_a_decode_instance_that_dies_has_lost_nothing() -> None:
@@ -213,7 +213,7 @@ def test_a_decode_instance_that_dies_has_lost_nothing() -> None:
     script.take()
     script.close(DECODE)
     assert script.take() == [] and script.state().phase is Phase.PREFILLING
-    view = script.router.cluster.prefill(PREFILL)
+    view = script.router.state.cluster.prefill(PREFILL)
     assert view and ONE in view.pending and not view.pending.total, "nothing is computed of it"
     saved(script)
     assert script.state().phase is Phase.RESERVING and script.state().num_cached == NUM_PROMPT
@@ -242,7 +242,9 @@ def test_what_was_neither_saved_nor_pulled_is_computed_again(is_dead: bool) -> N
     else:
         script.say(PREFILL, Failed(ONE, "save", "reset"))
     assert script.take() == [(POOL, Release([ONE]))]
-    assert not any(view.held for view in script.router.cluster.prefills if isinstance(view, PrefillView))
+    assert not any(
+        view.held for view in script.router.state.cluster.prefills if isinstance(view, PrefillView)
+    )
     pull_fails(script)
     script.connect("prefill-1")
     script.reserve()
@@ -328,15 +330,15 @@ def test_another_is_chosen_where_a_link_has_failed() -> None:
     script = Script(link="ipc")
     script.connect(OTHER_DECODE)
     for _ in range(MAX_FAILURES):
-        script.router.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
-        script.router.link_health.tick()
+        script.router.state.link_health.failed(DECODE, FailedPull(PREFILL, [ONE], "reset"))
+        script.router.state.link_health.tick()
     computed(script)
     assert script.take_one(Offer, OTHER_DECODE).source == PREFILL
 
 
 def test_what_is_held_takes_room_of_the_staging_buffer() -> None:
     script = handed_over()
-    view = script.router.cluster.prefill(PREFILL)
+    view = script.router.state.cluster.prefill(PREFILL)
     assert view and view.num_free_staging_blocks == 50 - 2
     script.decode(admitted=[ONE])
     assert view.num_free_staging_blocks == 50

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Hello, InstanceLimits, Request
-from alignedserve.router.instance_views import DecodeView, PrefillView
-from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.views import DecodeView, PrefillView
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 

@@ -53,7 +53,7 @@ def test_what_is_offered_is_promised_its_blocks_and_those_of_a_column_more() -> 
     script.take()
     script.chosen(1)
     assert [work.request.key for work in script.take_one(Offer, DECODE).works] == [ONE]
-    view = script.router.cluster.decode(DECODE)
+    view = script.router.state.cluster.decode(DECODE)
     # It has 121 tokens in 31 columns; the tile of the first token that the next one sees begins with 64.
     assert view and view.batch == {ONE: 31 + 2 * (31 - 16) + 3}
     assert view.num_available_blocks == view.num_free_blocks - 64
@@ -78,7 +78,7 @@ def test_what_is_staged_takes_the_blocks_that_are_copied(num_staging_blocks: int
     found = [message for _, message in script.take() if isinstance(message, Stage | Offer)]
     assert [type(message) for message in found] == [kind]
     if kind is Stage:
-        stager = script.router.cluster.prefill(PREFILL)
+        stager = script.router.state.cluster.prefill(PREFILL)
         assert stager and not stager.num_free_staging_blocks
 
 

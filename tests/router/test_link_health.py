@@ -8,9 +8,9 @@ import pytest
 
 from alignedserve.protocol.messages import Failed, FailedPull, Gone, NewTokens, Offer, Stage, Unstage
 from alignedserve.router.clock import Clock
-from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.link_health import FIRST_PAUSE_S, MAX_PAUSE_S, LinkHealth
 from alignedserve.router.status import describe
+from alignedserve.router.views import PrefillView
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, PREFILL, Script, hello, prefill_report
 
@@ -231,7 +231,7 @@ def test_after_two_failures_it_is_fetched_from_the_pool() -> None:
     fail_pull(script, 1, 2)
     assert ways(script) == ["offer from None"]
     script.decode(admitted=[A, B])
-    assert script.router.link_health.over_host(DECODE) == [PREFILL], "that came from the pool"
+    assert script.router.state.link_health.over_host(DECODE) == [PREFILL], "that came from the pool"
     for key in (1, 2):
         script.token(key, finish_reason="stop")
     script.router.check_idle()
@@ -263,7 +263,7 @@ def test_it_is_tried_with_one_request_and_proves_itself() -> None:
     staged(script, 2)
     assert ways(script) == ["offer from prefill-0"]
     script.decode(admitted=[B, C])
-    assert script.router.link_health.over_host(DECODE) == []
+    assert script.router.state.link_health.over_host(DECODE) == []
     assert script.router.take_remarks()[-1] == "KV goes from prefill-0 to decode-0 over the link again"
 
 
@@ -280,7 +280,7 @@ def test_what_is_staged_when_its_link_fails_is_fetched_from_the_pool() -> None:
     (offer,) = [message for _, message in sent if isinstance(message, Offer)]
     assert (offer.source, [work.request.key for work in offer.works]) == (None, [2])
     assert (PREFILL, Unstage([B])) in sent
-    assert script.router.cluster.prefills[0].staging == {}  # type: ignore[union-attr]
+    assert script.router.state.cluster.prefills[0].staging == {}  # type: ignore[union-attr]
 
 
 def test_the_death_of_a_stager_is_no_failure_of_its_link() -> None:
@@ -292,7 +292,7 @@ def test_the_death_of_a_stager_is_no_failure_of_its_link() -> None:
     script.connect(PREFILL, epoch=2)
     script.decode(failed_pulls=[FailedPull(PREFILL, [A], "gone")])
     script.tick(0.1)
-    health = script.router.link_health
+    health = script.router.state.link_health
     health.failed(DECODE, FailedPull(PREFILL, [B], "reset"))
     health.tick()
     assert health.over_host(DECODE) == [], "that was the first of the new start"
@@ -300,7 +300,7 @@ def test_the_death_of_a_stager_is_no_failure_of_its_link() -> None:
 
 def test_what_failed_is_counted_and_said() -> None:
     script = over_host(1)
-    connected = [process.hello for process in script.router.cluster]
+    connected = [process.hello for process in script.router.state.cluster]
     cluster = describe(script.router, hello("router"), connected, {}, None, ticket=1)
     stats = {process.instance_id: process.stats for process in cluster.processes}
     assert (stats[DECODE].num_failed_pulls, stats[DECODE].over_host) == (2, [PREFILL])

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Abort, Hello, Reserve, Submit
+from alignedserve.router.dispatch import MAX_STARTS
 from alignedserve.router.events import Event, Send
-from alignedserve.router.prefill import MAX_STARTS
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
 from alignedserve.sim.island import Island
@@ -97,7 +97,7 @@ def counted(
     router: Router, names: list[InstanceId]
 ) -> tuple[dict[str, int], dict[str, Counter[str]], dict[InstanceId, Counter[str]]]:
     """Plainly: all of them are looked at."""
-    states = [state for state in router.requests if not state.is_finished]
+    states = [state for state in router.state.requests if not state.is_finished]
     tiers: dict[str, Counter[str]] = {}
     for state in states:
         tiers.setdefault(state.request.tier, Counter())[state.phase.value] += 1
@@ -120,7 +120,7 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     def compare(now: float, event: Event, sends: list[Send]) -> None:
         core = island.router.core
         assert core
-        cluster = [process.hello for process in core.cluster]
+        cluster = [process.hello for process in core.state.cluster]
         found = describe(core, me, cluster, {}, None, 1)
         places = {
             process.instance_id: process.requests

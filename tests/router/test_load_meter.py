@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest import approx
 
 from alignedserve.protocol.messages import Gone
-from alignedserve.router.load import BUSY_S, LoadMeter
+from alignedserve.router.status import BUSY_S, LoadMeter
 from tests.router.script import BLOCK_SIZE, DECODE, ONE, PREFILL, Script, prefill_report
 
 

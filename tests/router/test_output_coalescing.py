@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alignedserve.protocol.messages import Abort, NewTokens, Request, Submit, Tokens
-from alignedserve.router.output_coalescing import MAX_COALESCED_TOKENS, MAX_DELAY_S
+from alignedserve.router.outbox import MAX_COALESCED_TOKENS, MAX_DELAY_S
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, prefill_report

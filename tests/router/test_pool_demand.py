@@ -20,7 +20,7 @@ from alignedserve.protocol.messages import (
     Reserved,
     Submit,
 )
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import (
     DECODE,
@@ -124,13 +124,13 @@ def test_real_time_at_a_colocated_instance_does_not_wait_for_room_in_the_pool(ha
     script.say("colocated-0", decode_report(wants_evicted=[ONE]))
     script.take()
     script.say(POOL, Reserved(ONE, None))
-    assert script.router.counters.num_recomputed == has_rt
+    assert script.router.state.counters.num_recomputed == has_rt
     assert script.state().phase is (Phase.LEAVING if has_rt else Phase.MAKING_ROOM)
 
 
 def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:
     script = Script()
-    demand = script.router.demand
+    demand = script.router.state.demand
     submit(script, 1, num_prompt=4, max_tokens=100, predicted_len=2)
     assert demand.num_blocks == 2 + 2
     script.reserve()
@@ -148,12 +148,12 @@ def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> Non
 def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
     script = Script()
     submit(script, 1, num_prompt=4, predicted_len=0, max_tokens=200)
-    assert script.router.demand.num_blocks == 50, "as long as it may be"
+    assert script.router.state.demand.num_blocks == 50, "as long as it may be"
     script.reserve()
     script.first_token(finish_reason="stop")
     submit(script, 2, num_prompt=4, predicted_len=0, max_tokens=200)
     script.gone(PREFILL)
-    assert script.router.demand.num_blocks == 2 + 2
+    assert script.router.state.demand.num_blocks == 2 + 2
 
 
 @pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
@@ -197,7 +197,7 @@ def test_an_interrupted_prompt_goes_on_where_it_was_and_is_nobodys_spare() -> No
 def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
     script = Script(prefill_window=1)
     interrupted(script)
-    demand = script.router.demand
+    demand = script.router.state.demand
     assert script.state(1).phase is Phase.QUEUED and demand.num_be == 2
     submit(script, 3, "rt", num_prompt=8)
     script.take()

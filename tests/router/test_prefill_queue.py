@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.prefill_queue import OTHERS
-from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.queues import OTHERS
+from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
@@ -56,41 +56,41 @@ def filled(states: list[RequestState], policy: str = "aligned") -> Router:
 
 
 def push(router: Router, each: RequestState) -> None:
-    router.requests.add(each)
-    router.prefill_queue.push(each, router.policy.urgency(each, router.island))
+    router.state.requests.add(each)
+    router.state.prefill_queue.push(each, router.policy.urgency(each, router.state.island))
 
 
 def order(router: Router, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[RequestKey]:
     """Of both lines, each with room for so many tokens."""
-    router.clock.now = now
+    router.state.clock.now = now
     rooms = {REAL_TIME: rt_room, BEST_EFFORT: be_room}
     return [
         each.key
         for line, num_tokens in rooms.items()
-        for each in routing.start_line(router.island, line, Room(num_tokens, ENDLESS))
+        for each in routing.start_line(router.state.island, line, Room(num_tokens, ENDLESS))
     ]
 
 
 def started(router: Router, num_tokens: int = 2 * ENDLESS) -> list[RequestKey]:
     """As the policy has it, with a window of so many tokens."""
-    view = router.cluster.add(hello("prefill-0"))
+    view = router.state.cluster.add(hello("prefill-0"))
     limits = replace(view.hello.limits, max_num_batched_tokens=num_tokens // 2)
     view.hello = replace(view.hello, limits=limits)
-    found = [each.key for each in router.policy.start(router.island)]
-    router.cluster.remove(view.instance_id)
+    found = [each.key for each in router.policy.start(router.state.island)]
+    router.state.cluster.remove(view.instance_id)
     return found
 
 
 def test_the_objective_orders_real_time_and_the_window_best_effort() -> None:
     router = filled([be(1, 900.0), rt(2, 9.0), be(3, 800.0), rt(4, 5.0), rt(5, 7.0)])
     assert order(router, now=1.0) == [4, 5, 2, 3, 1]
-    assert len(router.prefill_queue) == router.prefill_queue.num_tokens == 0
+    assert len(router.state.prefill_queue) == router.state.prefill_queue.num_tokens == 0
 
 
 def test_who_has_lost_goes_behind_all_who_can_still_make_it() -> None:
     router = filled([rt(1, 1.5), rt(2, 6.0), rt(3, 100.0), rt(4, 1.0)])
     assert order(router, now=2.0) == [2, 3, 4, 1]
-    assert router.prefill_queue.num_demotions == 2
+    assert router.state.prefill_queue.num_demotions == 2
 
 
 def test_a_begun_prompt_goes_before_others_of_best_effort() -> None:
@@ -127,12 +127,12 @@ def test_without_classes_it_is_the_order_of_arrival() -> None:
 
 def test_what_the_pool_refuses_holds_up_its_class() -> None:
     router = filled([rt(1, 5.0), be(2, 5.0)])
-    router.prefill_queue.refused(be(3, 1.0))
+    router.state.prefill_queue.refused(be(3, 1.0))
     assert order(router, 0.0) == [1]
     router = filled([rt(1, 5.0), be(2, 5.0)])
-    router.prefill_queue.refused(rt(3, 1.0))
-    assert router.prefill_queue.is_refused(REAL_TIME) and order(router, 0.0) == [2]
-    router.prefill_queue.clear_refusals()
+    router.state.prefill_queue.refused(rt(3, 1.0))
+    assert router.state.prefill_queue.is_refused(REAL_TIME) and order(router, 0.0) == [2]
+    router.state.prefill_queue.clear_refusals()
     assert order(router, 0.0) == [1]
 
 
@@ -165,7 +165,7 @@ def test_each_is_taken_once_and_never_before_a_better_one(
                 num_beside += 6 if lost else 0
             taken.append(key)
         taken += order(router, now, rt_room=0, be_room=1)
-    assert sorted(taken) == sorted(states) and len(router.prefill_queue) == 0
+    assert sorted(taken) == sorted(states) and len(router.state.prefill_queue) == 0
 
 
 def test_a_lost_one_has_its_turn_however_many_come_after_it() -> None:
@@ -196,16 +196,16 @@ def test_a_lost_one_keeps_its_turn_when_the_pool_has_no_room() -> None:
         push(router, rt(key, 1e6))
     while order(router, now, rt_room=1, be_room=0) != [1]:
         pass
-    state = router.requests[RequestKey(1)]
-    router.prefill_queue.refused(state)
-    router.prefill_queue.push(state, router.policy.urgency(state, router.island))
+    state = router.state.requests[RequestKey(1)]
+    router.state.prefill_queue.refused(state)
+    router.state.prefill_queue.push(state, router.policy.urgency(state, router.state.island))
     assert order(router, now, rt_room=1, be_room=0) == []
-    router.prefill_queue.clear_refusals()
+    router.state.prefill_queue.clear_refusals()
     assert order(router, now, rt_room=1, be_room=0) == [1]
     # or room is made for it at once
-    router.prefill_queue.push(state, router.policy.urgency(state, router.island))
+    router.state.prefill_queue.push(state, router.policy.urgency(state, router.state.island))
     assert order(router, now, rt_room=1, be_room=0) == [1]
-    assert router.prefill_queue.num_demotions == 1
+    assert router.state.prefill_queue.num_demotions == 1
     assert order(router, now, rt_room=1, be_room=0) != [1]
 
 
@@ -215,7 +215,7 @@ def test_what_others_started_beside_a_lost_one_that_left_is_not_for_the_next() -
     router = filled([long, short, *(rt(key, 1e6) for key in range(3, 60))])
     for _ in range(2 * OTHERS):
         assert order(router, 1.0, rt_room=1, be_room=0) not in ([1], [2])
-    router.prefill_queue.discard(long)
+    router.state.prefill_queue.discard(long)
     assert [*(order(router, 1.0, rt_room=1, be_room=0)), *order(router, 1.0, rt_room=1, be_room=0)][0] == 2
     push(router, rt(60, 0.7))
     assert order(router, 1.0, rt_room=1, be_room=0) != [60]
@@ -247,8 +247,8 @@ def test_what_the_pool_refuses_does_not_count_as_started_beside_a_lost_one() -> 
     for _ in range(2 * OTHERS):
         (key,) = order(router, 1.0, rt_room=1, be_room=0)
         assert key == 2
-        refused = router.requests[key]
-        router.prefill_queue.push(refused, router.policy.urgency(refused, router.island))
+        refused = router.state.requests[key]
+        router.state.prefill_queue.push(refused, router.policy.urgency(refused, router.state.island))
     started = [each for _ in range(OTHERS) for each in order(router, 1.0, rt_room=1, be_room=0)]
     assert started == [*range(2, 2 + OTHERS)]
     assert order(router, 1.0, rt_room=1, be_room=0) == [1]
@@ -262,26 +262,26 @@ def test_a_lost_one_stands_among_those_without_an_objective_as_if_it_came_later(
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
     for each in (soon, rt(1, 0.5)):
         push(router, each)
-    assert next(iter(router.policy.start(router.island)), None) is None, "there is no instance"
-    assert router.prefill_queue.first(0, now=500.0) is router.requests[RequestKey(1)]
+    assert next(iter(router.policy.start(router.state.island)), None) is None, "there is no instance"
+    assert router.state.prefill_queue.first(0, now=500.0) is router.state.requests[RequestKey(1)]
 
 
 def test_a_stream_that_was_broken_off_is_not_lost_under_accelgen() -> None:
     broken_off = rt(1, 0.5)
     broken_off.output = [7, 8]
     router = filled([rt(2, 100.0), broken_off], "accelgen")
-    assert router.prefill_queue.first(0, now=50.0) is broken_off
+    assert router.state.prefill_queue.first(0, now=50.0) is broken_off
 
 
 def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
     for name in ("prefill-0", "decode-0"):
-        router.cluster.add(replace(hello(name), cost=COST))
+        router.state.cluster.add(replace(hello(name), cost=COST))
     document = be(1, job_due_s=9.0)
     document.request = replace(document.request, pooling="last")
-    router.requests.add(document)
-    urgency = router.policy.urgency(document, router.island)
-    assert urgency.start_s == 9.0 - router.cluster.prefill_s(0, document.num_tokens)
+    router.state.requests.add(document)
+    urgency = router.policy.urgency(document, router.state.island)
+    assert urgency.start_s == 9.0 - router.state.cluster.prefill_s(0, document.num_tokens)
 
 
 # ---- more than can be in time ----------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> Non
 def with_prompts(*prompts: tuple[int, float]) -> Router:
     """One prefill instance, and prompts of real time of so many tokens, each due then."""
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
-    router.cluster.add(replace(hello("prefill-0"), cost=COST))
+    router.state.cluster.add(replace(hello("prefill-0"), cost=COST))
     for key, (num_prompt, due_s) in enumerate(prompts, 1):
         each = rt(key, due_s)
         each.request = request(key, num_prompt)
@@ -299,11 +299,11 @@ def with_prompts(*prompts: tuple[int, float]) -> Router:
 
 
 def alone_s(num_tokens: int) -> float:
-    return with_prompts().cluster.prefill_s(0, num_tokens)
+    return with_prompts().state.cluster.prefill_s(0, num_tokens)
 
 
 def started_first(router: Router) -> RequestKey:
-    return next(iter(router.policy.start(router.island))).key
+    return next(iter(router.policy.start(router.state.island))).key
 
 
 def test_those_that_let_most_be_in_time_start_first() -> None:
@@ -321,7 +321,7 @@ def test_a_lost_one_and_one_without_an_objective_have_their_turn_among_those_tha
     router = with_prompts(*((32, 1e6) for _ in range(2 * OTHERS)), (32, -1.0))
     whenever = state(100, Deadlines(True), arrived_s=0.5)
     push(router, whenever)
-    found = [each.key for each in Savable().start(router.island, Room(ENDLESS, ENDLESS), 0)]
+    found = [each.key for each in Savable().start(router.state.island, Room(ENDLESS, ENDLESS), 0)]
     assert found.index(RequestKey(100)) == 0 and found.index(RequestKey(2 * OTHERS + 1)) == OTHERS + 1
     assert len(found) == len({*found}) == 2 * OTHERS + 2
 
@@ -330,10 +330,10 @@ def at_a_quarter_of_the_pace() -> Savable:
     """One of two is always left."""
     savable, router = Savable(), with_prompts((32, 1e6), (32, 1e6))
     for number in range(10):
-        router.clock.now = number * 4 * alone_s(32)
-        (request,) = savable.start(router.island, Room(1, 1), 0)
-        each = router.requests[request.key]
-        router.prefill_queue.push(each, router.policy.urgency(each, router.island))
+        router.state.clock.now = number * 4 * alone_s(32)
+        (request,) = savable.start(router.state.island, Room(1, 1), 0)
+        each = router.state.requests[request.key]
+        router.state.prefill_queue.push(each, router.policy.urgency(each, router.state.island))
     assert savable.slowdown == pytest.approx(4.0)
     # Others wait in another queue from here on.
     savable.forget()
@@ -343,7 +343,7 @@ def at_a_quarter_of_the_pace() -> Savable:
 def test_prompts_are_as_fast_as_they_were_seen_to_be() -> None:
     """There is time for one of three at a quarter of the pace, for all of them at the full one."""
     due_s = 6 * alone_s(32)
-    island = with_prompts(*((32, due_s) for _ in range(3))).island
+    island = with_prompts(*((32, due_s) for _ in range(3))).state.island
     assert len(Savable()._in_time(island)) == 3
     assert len(at_a_quarter_of_the_pace()._in_time(island)) == 1
 
@@ -352,8 +352,8 @@ def test_an_instance_that_had_nothing_to_do_was_not_slow() -> None:
     savable = at_a_quarter_of_the_pace()
     for now in (100.0, 1e5, 2e5):
         router = with_prompts((32, 1e6))
-        router.clock.now = now
-        assert len([*savable.start(router.island, Room(1, 1), 0)]) == 1
+        router.state.clock.now = now
+        assert len([*savable.start(router.state.island, Room(1, 1), 0)]) == 1
     assert savable.slowdown == pytest.approx(4.0)
 
 
@@ -362,9 +362,9 @@ def test_filling_the_window_in_several_events_says_nothing_of_the_pace() -> None
     savable = at_a_quarter_of_the_pace()
     router = with_prompts(*((32, 1e6) for _ in range(60)))
     for number in range(4):
-        router.clock.now = 1000.0 + 0.001 * number
+        router.state.clock.now = 1000.0 + 0.001 * number
         room = Room(32 * (50 - 13 * number), 60)
-        assert len([*islice(savable.start(router.island, room, 0), 13)]) == min(13, 50 - 13 * number)
+        assert len([*islice(savable.start(router.state.island, room, 0), 13)]) == min(13, 50 - 13 * number)
     assert savable.slowdown == pytest.approx(4.0)
 
 
@@ -372,13 +372,15 @@ def test_the_pace_is_measured_while_all_that_wait_are_lost_and_over_several_even
     """A place becomes free every two seconds, in which a prompt that came meanwhile is lost."""
     savable, router = Savable(), with_prompts(*((32, 1.0) for _ in range(50)))
     for number in range(1, 9):
-        router.clock.now = number * 2 * alone_s(64)
-        each = rt(100 + number, router.clock.now + alone_s(64), arrived_s=router.clock.now - 0.001)
+        router.state.clock.now = number * 2 * alone_s(64)
+        each = rt(
+            100 + number, router.state.clock.now + alone_s(64), arrived_s=router.state.clock.now - 0.001
+        )
         each.request = request(100 + number, num_prompt=32)
         push(router, each)
         # One event starts one of the two.
-        assert len([*islice(savable.start(router.island, Room(64, 2), 0), 1)]) == 1
-        assert len([*savable.start(router.island, Room(32, 1), 0)]) == 1
+        assert len([*islice(savable.start(router.state.island, Room(64, 2), 0), 1)]) == 1
+        assert len([*savable.start(router.state.island, Room(32, 1), 0)]) == 1
     assert savable.slowdown == pytest.approx(2 * alone_s(64) / (2 * alone_s(32)))
 
 
@@ -387,13 +389,13 @@ def test_nothing_was_slow_while_nothing_waited() -> None:
     router = with_prompts()
     # Of two that come, one is started, and the other one's client leaves. An hour later there are two again.
     for first in (1, 3):
-        router.clock.now = 4000.0 * first
+        router.state.clock.now = 4000.0 * first
         for key in (first, first + 1):
-            each = rt(key, 1e6 + key, arrived_s=router.clock.now)
+            each = rt(key, 1e6 + key, arrived_s=router.state.clock.now)
             each.request = request(key, num_prompt=32)
             push(router, each)
-        assert [each.key for each in savable.start(router.island, Room(1, 1), 0)] == [first]
-        router.prefill_queue.discard(router.requests[RequestKey(first + 1)])
+        assert [each.key for each in savable.start(router.state.island, Room(1, 1), 0)] == [first]
+        router.state.prefill_queue.discard(router.state.requests[RequestKey(first + 1)])
     assert savable.slowdown == pytest.approx(4.0)
 
 
@@ -406,13 +408,13 @@ def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None
     def num_started(tbt_s: float) -> int:
         router = filled([])
         for name in ("colocated-0", "colocated-1"):
-            router.cluster.add(replace(hello(name), cost=cost))
+            router.state.cluster.add(replace(hello(name), cost=cost))
         for key in range(1, 30):
             each = state(key, Deadlines(True, 1e6 + key, tbt_s))
             each.request = request(key, num_prompt=8)
             push(router, each)
-            router.policy.place(each, router.cluster.prefills, lambda view: 0, router.island)
-        return len([*router.policy.start(router.island)])
+            router.policy.place(each, router.state.cluster.prefills, lambda view: 0, router.state.island)
+        return len([*router.policy.start(router.state.island)])
 
     assert num_started(tbt_s=10 * iteration_s) == 2 * 2 * 32 // 8
     assert num_started(tbt_s=0.5 * iteration_s) == 2 * 32 // 8
@@ -425,20 +427,20 @@ def test_prompts_wait_for_real_time_that_is_due_back_at_a_colocated_instance() -
     """It was evicted, and they would take the blocks that it needs. Until it is due they start."""
     cost = replace(COST, decode_lines=[Line(0.01, 0.0)])
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
-    router.cluster.add(replace(hello("colocated-0"), cost=cost))
+    router.state.cluster.add(replace(hello("colocated-0"), cost=cost))
     for key in range(1, 4):
         push(router, state(key, Deadlines(True, 1e6 + key, 1.0)))
     later, evicted = (state(key, Deadlines(True, due_s, 1.0)) for key, due_s in ((10, 500.0), (11, 100.0)))
     for each in (later, evicted):
-        router.requests.add(each)
-        router.decode_queue.add(each)
-    (assign,) = router.policy.decide(router.island)
+        router.state.requests.add(each)
+        router.state.decode_queue.add(each)
+    (assign,) = router.policy.decide(router.state.island)
     assert isinstance(assign, Assign) and assign.requests == [evicted, later], "the soonest due first"
 
     def num_started(now: float) -> int:
-        router.clock.now = now
-        return sum(1 for _ in router.policy.start(router.island))
+        router.state.clock.now = now
+        return sum(1 for _ in router.policy.start(router.state.island))
 
     assert num_started(101.0) == 0
-    router.decode_queue.discard(evicted)
+    router.state.decode_queue.discard(evicted)
     assert num_started(101.0) > 0

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Submit, Tokens
-from alignedserve.router.instance_views import ColocatedView
+from alignedserve.router.views import ColocatedView
 from alignedserve.types import InstanceId
 from tests.router.script import (
     GATEWAY,
@@ -96,7 +96,7 @@ def test_a_prompt_that_is_computed_again_for_later_tokens_is_no_news(instance: s
 def test_a_stream_that_is_computed_again_counts_as_computed_with_its_next_token() -> None:
     """Otherwise the router would take its prompt for work ahead until it ends."""
     at = prompted(COLOCATED, delivered=[50])
-    view = at.script.router.cluster.decode(InstanceId(COLOCATED))
+    view = at.script.router.state.cluster.decode(InstanceId(COLOCATED))
     assert isinstance(view, ColocatedView) and view.pending.count(is_rt=True) == 1
     at.report(news=[NewTokens(ONE, 1, [51])])
     assert view.pending.count(is_rt=True) == 0

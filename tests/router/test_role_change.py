@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import AnyMessage, Candidates, Evict, Offer, Prefill, Reserve, TakeRole
 from alignedserve.router.events import Connected
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from alignedserve.scheduling.proportion import Proportion
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, ONE, POOL, PREFILL, Script, decode_report, hello
@@ -49,7 +49,7 @@ class Four(Script):
         self._on(Connected(replace(hello(name, epoch=2), role=role)))
 
     def names(self) -> tuple[list[str], list[str]]:
-        cluster = self.router.cluster
+        cluster = self.router.state.cluster
         return (
             [view.instance_id for view in cluster.prefills],
             [view.instance_id for view in cluster.decodes],
@@ -73,7 +73,7 @@ def test_one_that_has_nothing_to_do_is_told_at_once(wanted: Wanted) -> None:
     wanted.role = None
     script.becomes(PREFILL, "decode")
     assert script.names() == ([OTHER_PREFILL], [DECODE, OTHER_DECODE, PREFILL])
-    assert script.router.counters.role_changes == {"decode": 1}
+    assert script.router.state.counters.role_changes == {"decode": 1}
     assert script.router.is_idle
 
 
@@ -113,7 +113,7 @@ def test_what_runs_at_a_decode_instance_goes_on_at_the_other(wanted: Wanted) -> 
     script.running()
     script.take()
     script.say(OTHER_DECODE, decode_report(num_running=0))
-    view = script.router.cluster.decode(OTHER_DECODE)
+    view = script.router.state.cluster.decode(OTHER_DECODE)
     assert view
     view.running.update({RequestKey(8): None, RequestKey(9): None})
     wanted.role = "prefill"
@@ -157,7 +157,7 @@ def test_it_stays_as_it_is_if_the_last_other_one_dies(wanted: Wanted) -> None:
     (back,) = script.names()[0]
     assert {left, back} == {PREFILL, OTHER_PREFILL}
     assert script.told() == []
-    assert script.router.counters.role_changes == {}
+    assert script.router.state.counters.role_changes == {}
     assert busy in (left, back)
 
 

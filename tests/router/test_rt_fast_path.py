@@ -50,7 +50,7 @@ def test_real_time_is_offered_to_an_instance_full_of_best_effort() -> None:
     assert [type(message) for message in sent][-2:] == [Commit, Offer]
     assert not sent[-2].is_candidate, "no batch is formed with it any more"  # type: ignore[union-attr]
     assert not sent[-1].is_batch  # type: ignore[union-attr]
-    assert script.router.counters.num_fast_path == 1
+    assert script.router.state.counters.num_fast_path == 1
 
 
 def test_not_more_than_best_effort_can_make_room_for() -> None:
@@ -221,7 +221,7 @@ def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled(
         script.first_token(key)
     for key in (3, 1, 2):
         script.saved(key)
-    waiting = script.router.decode_queue
+    waiting = script.router.state.decode_queue
     assert [state.key for state in waiting.soonest(9)] == [1, 2, 3]
     assert [state.key for state in waiting.soonest(2)] == [1, 2]
     script.say(GATEWAY, Abort(RequestKey(1)))

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Prefill, Rejected, Request, Submit
-from alignedserve.router.admission import DEFAULT_SLACK
 from alignedserve.router.events import Connected
+from alignedserve.router.intake import DEFAULT_SLACK
 from alignedserve.timing.cost_presets import load_cost_model
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, hello, request
 

@@ -30,7 +30,7 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.router.events import Connected
-from alignedserve.router.request_state import Phase
+from alignedserve.router.requests import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import (
     DECODE,
@@ -246,7 +246,7 @@ def test_an_eviction_without_room_is_asked_for_again_and_loses_nothing() -> None
     script.tick(0.1)
     script.reserve(blocks=[10, 11, 12, 13])
     assert [type(message) for to, message in script.take() if to == DECODE] == [Evict]
-    assert script.router.counters.of(DECODE).num_preemptions == 1
+    assert script.router.state.counters.of(DECODE).num_preemptions == 1
 
 
 def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
@@ -255,7 +255,7 @@ def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
     script.decode()
     assert script.take_one(MakeSpare, POOL).keys == [ONE]
     assert script.state().phase is Phase.RUNNING
-    view = script.router.cluster.decode(DECODE)
+    view = script.router.state.cluster.decode(DECODE)
     assert view and not view.refused
     script.tick(5.0)
     assert not script.take()
@@ -269,7 +269,7 @@ def test_a_victim_without_room_is_recomputed_when_nothing_moves_any_more() -> No
     script.say(POOL, Reserved(ONE, None))
     script.tick(0.2)
     assert script.take_one(Abort, DECODE).key == ONE
-    assert script.router.counters.num_recomputed == 1
+    assert script.router.state.counters.num_recomputed == 1
     script.gone(DECODE)
     assert script.take_one(Reserve, POOL).key == ONE
     script.reserve()
@@ -406,7 +406,7 @@ def test_patience_grows_with_what_waits() -> None:
     (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
     assert commit.due_s == pytest.approx(1.0 + 107 / 400)
     script.chosen(1, 2)
-    assert script.router.decode_queue.num_tokens == 0
+    assert script.router.state.decode_queue.num_tokens == 0
 
 
 def test_fcfs_offers_at_once_what_fits() -> None:
@@ -458,7 +458,7 @@ def test_an_offer_says_where_to_pull_from() -> None:
 
 def num_queued_tokens(script: Script) -> int:
     """Tokens of all classes."""
-    return script.router.prefill_queue.waiting_before(is_rt=False)[1]
+    return script.router.state.prefill_queue.waiting_before(is_rt=False)[1]
 
 
 def test_so_many_tokens_wait_and_no_more() -> None:

@@ -78,7 +78,7 @@ def test_nothing_is_computed_twice_however_often_somebody_has_to_leave(link: str
     lifetimes = lifetimes_of(island, batch + CHATS, limit_s=2000.0)
     assert lifetimes.count("evicted") > 100
     assert sorted(prefills) == sorted((stream.request.key, 0) for stream in island.streams)
-    assert island.router.core and island.router.core.counters.num_recomputed == 0
+    assert island.router.core and island.router.core.state.counters.num_recomputed == 0
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def both_classes(asked: list[Request]) -> list[Request]:
 def evictions(island: Island) -> int:
     core = island.router.core
     assert core
-    return sum(core.counters.of(each.instance_id).num_evictions for each in island.colocated)
+    return sum(core.state.counters.of(each.instance_id).num_evictions for each in island.colocated)
 
 
 @every_policy

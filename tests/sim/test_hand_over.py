@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import Moved
-from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.sim.island import Island
 from alignedserve.sim.world import NoFaults
@@ -40,11 +40,11 @@ def core(island: Island) -> Router:
 
 
 def num_handed_over(island: Island) -> int:
-    return sum(core(island).counters.of(each.instance_id).num_handed_over for each in island.prefills)
+    return sum(core(island).state.counters.of(each.instance_id).num_handed_over for each in island.prefills)
 
 
 def num_bytes(island: Island, what: str) -> int:
-    moved = (core(island).counters.of(each.instance_id).moved for each in island.instances)
+    moved = (core(island).state.counters.of(each.instance_id).moved for each in island.instances)
     return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
 
 
@@ -152,7 +152,7 @@ def test_a_death_before_it_is_saved_costs_no_token(victim: str, when: Callable[[
     island.start()
 
     def is_far() -> bool:
-        return any(state.saving_at and when(state) for state in core(island).requests)
+        return any(state.saving_at and when(state) for state in core(island).state.requests)
 
     for _ in range(3):
         assert island.world.clock.run_while(lambda: island.router.core is None or not is_far(), 100.0)

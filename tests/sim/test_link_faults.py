@@ -67,7 +67,7 @@ def test_kv_goes_through_host_memory_as_long_as_the_link_fails(policy: str, shar
     island.submit(requests(num_requests, every_s=0.25))
     island.start()
     island.run(END_S)
-    (stats,) = (island.router.core.counters.of(each.instance_id) for each in island.decodes)  # type: ignore[union-attr]
+    (stats,) = (island.router.core.state.counters.of(each.instance_id) for each in island.decodes)  # type: ignore[union-attr]
     finish(island, num_requests, limit_s=END_S + 60.0)
     before, during = (0.0, FAILS_S[0]), (FAILS_S[0] + A_FEW_S, LAST_TRIAL_S)
     after = LAST_TRIAL_S + A_FEW_S, END_S

@@ -52,5 +52,5 @@ def test_prompts_and_then_stories_change_roles_and_back(link: str, policy: str) 
     changing = island(link, policy)
     lifetimes_of(changing, prompts + stories + again)
     assert changing.router.core
-    changes = changing.router.core.counters.role_changes
+    changes = changing.router.core.state.counters.role_changes
     assert changes["prefill"] >= 1 and changes["decode"] >= 1, changes

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.router.outbox import OutputCoalescing
 from alignedserve.router.replay_diff import compare
 from alignedserve.sim.segment import Write
 from alignedserve.types import BlockId, RequestId
@@ -218,7 +218,7 @@ def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_request_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.router.prefill.PrefillDispatch.start", lambda self: None)
+    monkeypatch.setattr("alignedserve.router.dispatch.PrefillDispatch.start", lambda self: None)
     assert "are open" in failing(short(0, **QUIET))
 
 
@@ -228,7 +228,7 @@ def test_a_request_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: the core fails when it hears of a request with a key that ends with 7."""
-    from alignedserve.router.submissions import Submissions
+    from alignedserve.router.intake import Submissions
 
     submit = Submissions.submit
 

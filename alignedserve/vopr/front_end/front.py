@@ -137,7 +137,7 @@ class Front:
         for island, router in zip(self.islands, self.routers, strict=True):
             CountsAddUp(island).check()
             if router.core:
-                self.wanted.check(router.core.requests)
+                self.wanted.check(router.core.state.requests)
 
     def check_idle(self) -> None:
         """Checks what holds when no client waits, everything is up, and all messages and copies have arrived."""

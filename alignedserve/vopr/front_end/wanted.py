@@ -13,7 +13,7 @@ from typing import Any
 
 from alignedserve.protocol.messages import Submit
 from alignedserve.router.events import Event, Received, Send
-from alignedserve.router.request_state import RequestState
+from alignedserve.router.requests import RequestState
 from alignedserve.sim.clock import Clock
 from alignedserve.store import FileId, JobId, JobRecord, Lease
 from alignedserve.vopr.failures import Broken

@@ -1,11 +1,11 @@
-"""The processes of an island that are up, and the speed of its instances."""
+"""The processes of an island that are up, and the speed of its instances. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from alignedserve.protocol.messages import Hello
-from alignedserve.router.instance_views import ColocatedView, DecodeView, PrefillView, Process
+from alignedserve.router.views import ColocatedView, DecodeView, PrefillView, Process
 from alignedserve.types import InstanceId
 
 _VIEWS: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView, "colocated": ColocatedView}

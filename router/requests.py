@@ -1,7 +1,9 @@
-"""The router's state of a request, and the phases of its life cycle.
+"""The requests that the router knows: the state of each, the table of all, and counts by phase. Pure.
+
+The phases of a request:
 
     QUEUED -> RESERVING -> PREFILLING -> POOLED -> (STAGED ->) OFFERED -> RUNNING -> finished
-       ^                       '-----------|-- directly (hand_over.py) -^       |
+       ^                       '-----------|-- directly (copies.py) -^       |
        |                                   ^                     MAKING_ROOM <-'
        |                                   |                          v
        '--- some of its KV was lost -------'------------------ EVICTING
@@ -12,15 +14,19 @@ From any phase a request may be recalled. It is then LEAVING until no instance c
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
 from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+
+# ---- the state of one ------------------------------------------------------------------------------------------------
 
 
 class Phase(Enum):
@@ -189,3 +195,83 @@ class RequestState:
             self.deadlines,
             self.forecast.length,
         )
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+class RequestTable:
+    """All requests that the router knows, by their keys. A request stays until nothing is left of it anywhere."""
+
+    def __init__(self) -> None:
+        self._states: dict[RequestKey, RequestState] = {}
+        # Returns the request with this key; None: there is none.
+        self.get: Callable[[RequestKey], RequestState | None] = self._states.get
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """Yields requests in the order in which the router accepted them. The table may change meanwhile."""
+        return iter(list(self._states.values()))
+
+    def __getitem__(self, key: RequestKey) -> RequestState:
+        return self._states[key]
+
+    def find(self, key: RequestKey, instance_id: InstanceId, *phases: Phase) -> RequestState | None:
+        """Returns the request if this instance has it and it is in one of these phases. Messages cross, so an instance
+        may report on a request that it was told to forget."""
+        state = self._states.get(key)
+        return state if state and state.instance_id == instance_id and state.phase in phases else None
+
+    def add(self, state: RequestState) -> None:
+        self._states[state.key] = state
+
+    def remove(self, state: RequestState) -> None:
+        del self._states[state.key]
+
+
+# ---- counts by phase -------------------------------------------------------------------------------------------------
+
+
+class _Counted(NamedTuple):
+    tier: str
+    phase: str
+    # The instances that have the request, or a staged copy of its KV.
+    instance_ids: frozenset[InstanceId]
+
+
+class RequestCounts:
+    """How many requests are in which phase, per tier and per instance. Pure.
+
+    Requests are counted as they change, so `/health` takes as long for one request as for thousands."""
+
+    def __init__(self) -> None:
+        self._counted: dict[RequestKey, _Counted] = {}
+        self._tiers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._instances: defaultdict[InstanceId, Counter[str]] = defaultdict(Counter)
+
+    def update(self, state: RequestState) -> None:
+        """Replaces a request's old count with its current one. A finished request is not counted."""
+        if old := self._counted.pop(state.key, None):
+            self._count(old, -1)
+        if not state.is_finished:
+            instance_ids = frozenset(each for each in (state.instance_id, state.staged_at) if each)
+            self._counted[state.key] = new = _Counted(state.request.tier, state.phase.value, instance_ids)
+            self._count(new, 1)
+
+    @property
+    def by_phase(self) -> dict[str, int]:
+        return dict(sum(self._tiers.values(), Counter()))
+
+    @property
+    def by_tier(self) -> dict[str, dict[str, int]]:
+        return {tier: dict(+counts) for tier, counts in self._tiers.items() if counts.total()}
+
+    def at_instance(self, instance_id: InstanceId) -> dict[str, int]:
+        return dict(+self._instances[instance_id]) if instance_id in self._instances else {}
+
+    def _count(self, counted: _Counted, sign: int) -> None:
+        self._tiers[counted.tier][counted.phase] += sign
+        for instance_id in counted.instance_ids:
+            self._instances[instance_id][counted.phase] += sign

@@ -1,0 +1,176 @@
+"""Which waiting requests go to which instance: prompts to prefill, requests in the pool to decode. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from alignedserve.protocol.messages import Candidates, Prefill, Reserved
+from alignedserve.router.copies import Offers, Staging
+from alignedserve.router.leaving import Requeuer
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.state import RouterState
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.router.views import ColocatedView, PrefillView
+from alignedserve.scheduling.island import Assign
+from alignedserve.scheduling.prefix_affinity import num_to_compute
+from alignedserve.types import InstanceId
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+# The most requests that one event starts. The pool's answers are the next events.
+MAX_STARTS = 16
+
+
+@dataclass(eq=False, slots=True)
+class PrefillDispatch:
+    """Starts prefills: reserves room in the pool, then sends the prompt to an instance."""
+
+    _router: RouterState
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _offers: Offers
+    _pool: PoolClient
+
+    def start(self) -> None:
+        if not (self._router.prefill_queue and self._router.cluster.pool and self._router.cluster.prefills):
+            return
+        for request in islice(self._router.policy.start(self._router.island), MAX_STARTS):
+            state = self._router.requests[request.key]
+            if state.is_embedding or (self._router.cluster.is_colocated and not state.blocks):
+                # It reserves room in the pool only when it is evicted. An embedding never needs any.
+                self._compute(state)
+                continue
+            self._transitions.enter(state, Phase.RESERVING)
+            self._pool.reserve(state, _num_tokens_to_reserve(state))
+
+    def reserved(self, state: RequestState, reserved: Reserved) -> None:
+        if reserved.blocks is None:
+            self._refused(state)
+            return
+        state.blocks = reserved.blocks
+        if self._router.cluster.prefills and not state.is_pooled and self._is_enough(state):
+            self._compute(state)
+        else:
+            self._requeuer.requeue(state)
+
+    def _is_enough(self, state: RequestState) -> bool:
+        """Returns whether the reserved room holds all of the request's tokens. It does not if the request was pooled,
+        and the pool has dropped its KV meanwhile."""
+        pool = self._router.cluster.pool
+        return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
+
+    def _refused(self, state: RequestState) -> None:
+        """Handles a refused reservation. Real time takes the room that is pinned. So does a request with some KV in the
+        pool: otherwise it would wait forever for the other pinned ones."""
+        if not ((state.is_rt or state.num_cached) and self._requeuer.unpin_all()):
+            self._router.prefill_queue.refused(state)
+        self._requeuer.requeue(state)
+
+    def _compute(self, state: RequestState) -> None:
+        """Sends the prompt to the instance that the policy chooses."""
+        view, num_known = self._choose(state)
+        num_pending = num_to_compute(state.num_missing, num_known)
+        if isinstance(view, ColocatedView):
+            self._offers.offer(view.instance_id, [state], is_batch=False, batch=0)
+        else:
+            self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
+            self._router.outbox.send(view.instance_id, Prefill([state.work()]))
+        view.pending.put(state.key, num_pending, state.is_rt)
+
+    def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
+        """Returns the instance, and the number of prompt tokens that its prefix cache may hold."""
+        views = self._router.cluster.prefills
+        hashes = state.prefix_hashes if views[0].hello.limits.enable_prefix_caching else []
+
+        def num_known(instance_id: InstanceId) -> int:
+            view = self._router.cluster.computing(instance_id)
+            # A prompt with KV in the pool loads it from there.
+            return (
+                view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
+            )
+
+        chosen = self._router.policy.place(
+            state, views, lambda view: num_known(view.instance_id), self._router.island
+        )
+        view = next(view for view in views if view is chosen)
+        found = view, num_known(view.instance_id)
+        view.prompts.prefix_affinity.add(hashes)
+        return found
+
+
+def _num_tokens_to_reserve(state: RequestState) -> int:
+    """Returns the number of tokens to reserve room for. A pooled request asks only for the KV that it already has
+    there, because the pool can't refuse that. After a refusal it would not be known whether that KV still exists."""
+    return state.num_cached if state.is_pooled else state.num_tokens
+
+
+# ---- pooled requests -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class DecodeDispatch:
+    """Assigns requests that wait in the pool to decode instances, as the policy decides."""
+
+    _router: RouterState
+    _staging: Staging
+    _offers: Offers
+    _pool: PoolClient
+
+    def assign(self) -> None:
+        if not self._router.cluster.pool:
+            return
+        for order in self._router.policy.decide(self._router.island):
+            if isinstance(order, Assign):
+                self._take(order)
+            else:
+                self._pool.send(order)
+
+    def _take(self, order: Assign) -> None:
+        states = [
+            state for request in order.requests if (state := self._router.decode_queue.get(request.key))
+        ]
+        if len(states) < len(order.requests):
+            raise RuntimeError(
+                f"{order.decode}: offered requests are not in the pool, or one is offered twice"
+            )
+        for state in states:
+            self._pool.commit(state, is_candidate=False)
+        self._router.counters.num_fast_path += order.is_urgent * len(states)
+        view = self._router.cluster.decode(order.decode)
+        number = view.begin_batch() if view and order.is_batch and states else 0
+        self._assign(order.decode, states, order.is_batch, number, order.is_urgent)
+
+    def candidates(self, found: Candidates) -> None:
+        """Handles the pool's answer to a search. The requests that it found are no longer candidates."""
+        states = [state for key in found.keys if (state := self._router.decode_queue.get(key))]
+        view = self._router.cluster.decode(found.decode)
+        if view:
+            search = view.batch_search if found.is_batch else view.near_search
+            search.answered(has_found=bool(found.keys))
+        if view is None or view.is_draining:
+            for state in states:
+                self._pool.commit(state, is_candidate=True)
+            return
+        if found.is_batch and states:
+            view.begin_batch(found.replaces)
+        self._assign(
+            found.decode, states, found.is_batch, view.batch_number if found.is_batch else found.batch
+        )
+
+    def _assign(
+        self,
+        decode: InstanceId,
+        states: Sequence[RequestState],
+        is_batch: bool,
+        batch: int,
+        is_urgent: bool = False,
+    ) -> None:
+        """Stages the requests, and offers the rest for a load from the pool at once. If a candidate had to wait for
+        room in a staging buffer, an idle decode instance might wait for it."""
+        staged = self._staging.stage(decode, states, is_batch, batch, is_urgent)
+        if fetched := [state for state in states if state.key not in staged]:
+            self._offers.offer(decode, fetched, is_batch, batch)
