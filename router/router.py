@@ -18,8 +18,8 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.copies import HandOver, Staging
-from alignedserve.router.dispatch import DecodeDispatch, Offers, PrefillDispatch
+from alignedserve.router.copies import HandOver, Offers, Staging
+from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.intake import Submissions
 from alignedserve.router.leaving import Eviction, Recaller, Requeuer
