@@ -40,7 +40,10 @@ def deadlines_of(submit: Submit, now: float) -> Deadlines:
 def with_first_token(deadlines: Deadlines, now: float) -> Deadlines:
     """Returns the deadlines of a request with its first token at `now`: from here on, the gaps between tokens count. An
     early first token does not let the next one come later."""
-    return replace(deadlines, first_due_s=now) if deadlines.is_rt else deadlines
+    if not deadlines.is_rt:
+        return deadlines
+    early_s = 0.0 if deadlines.first_due_s == math.inf else max(deadlines.first_due_s - now, 0.0)
+    return replace(deadlines, first_due_s=now, early_s=early_s)
 
 
 def _due_from(deadlines: Deadlines, num_tokens: int, now: float) -> Deadlines:

@@ -11,6 +11,10 @@ from alignedserve.types import InstanceId
 _VIEWS: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView, "colocated": ColocatedView}
 
 
+# The weight of a measurement in the average of `second_token_s` falls by a factor of e after this many more.
+NUM_AVERAGED = 16
+
+
 class ClusterState:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
@@ -24,6 +28,8 @@ class ClusterState:
         self.is_colocated = False
         # The largest context length among the instances, in tokens.
         self.max_model_len = 0
+        # The seconds from the first token to the second, on average over recent real time.
+        self.second_token_s = 0.0
 
     def add(self, hello: Hello) -> Process:
         process = _VIEWS.get(hello.role, Process)(hello)
@@ -77,6 +83,9 @@ class ClusterState:
         """Returns the instance if it computes prompts."""
         process = self._processes.get(instance_id) if instance_id else None
         return process if isinstance(process, PrefillView | ColocatedView) else None
+
+    def note_second_token(self, seconds: float) -> None:
+        self.second_token_s += (seconds - self.second_token_s) / NUM_AVERAGED
 
     # ---- speed of instances, in seconds; 0 if no instance has a cost model ----
 

@@ -238,7 +238,7 @@ class DecodeQueue:
     def __init__(self) -> None:
         self._states: dict[RequestKey, RequestState] = {}
         self._real_time: dict[RequestKey, RequestState] = {}
-        # (seconds at which the next token is due, number of additions before it, key) of each real-time request
+        # (when it is lost without its next token, number of additions before it, key) of each real-time request
         self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
         # The same, sorted.
         self._by_due: list[tuple[float, int, RequestKey]] = []
@@ -259,9 +259,13 @@ class DecodeQueue:
         """Real-time requests in order of arrival."""
         return self._real_time.values()
 
-    def soonest(self, count: int) -> list[RequestState]:
-        """Returns the `count` real-time requests with the earliest due times."""
-        return [self._states[key] for *_, key in self._by_due[:count]]
+    def soonest(self, count: int, now: float) -> list[RequestState]:
+        """Returns at most `count` real-time requests, the soonest due first. Lost ones follow, the oldest first."""
+        num_lost = bisect_left(self._by_due, (now,))
+        in_time = self._by_due[num_lost : num_lost + count]
+        return [
+            self._states[key] for *_, key in (*in_time, *self._by_due[: min(num_lost, count - len(in_time))])
+        ]
 
     def get(self, key: RequestKey) -> RequestState | None:
         return self._states.get(key)
@@ -270,8 +274,8 @@ class DecodeQueue:
         self._states[state.key] = state
         if state.is_rt:
             self._real_time[state.key] = state
-            due_s = state.deadlines.token_due_s(len(state.output))
-            self._due[state.key] = due = due_s, self.num_changes, state.key
+            lost_s = state.deadlines.lost_s(len(state.output))
+            self._due[state.key] = due = lost_s, self.num_changes, state.key
             insort(self._by_due, due)
         self.num_tokens += state.num_tokens
         self.num_changes += 1

@@ -124,8 +124,8 @@ class DecodeQueue(Protocol):
     def real_time(self) -> Collection[RoutedRequest]:
         """The real-time requests, in order of arrival."""
 
-    def soonest(self, count: int) -> Sequence[RoutedRequest]:
-        """Returns the `count` real-time requests with the earliest due times."""
+    def soonest(self, count: int, now: float) -> Sequence[RoutedRequest]:
+        """Returns at most `count` real-time requests, the soonest due first. Lost ones follow, the oldest first."""
 
     def __len__(self) -> int: ...
 
@@ -253,6 +253,10 @@ class ClusterState(Protocol):
     @property
     def is_colocated(self) -> bool:
         """Whether the same instances compute prompts and decode."""
+
+    @property
+    def second_token_s(self) -> float:
+        """The seconds from the first token to the second, on average over recent real time."""
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
         """Returns the seconds that an instance takes for a prompt with `num_cached` cached tokens."""

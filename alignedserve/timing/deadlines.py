@@ -5,7 +5,8 @@ All times are on the island's clock: `time.monotonic()` of its host, or the simu
 **Real time (RT).** The first token is due at `first_due_s`, and each further one `tbt_s` later. Once the first token is
 there, `first_due_s` is its time. A request that got its tokens early is ahead: it has slack, and may wait. Even with
 slack, no token should take longer than `tbt_s`. The request's *allowance*, the time that the next iteration may take,
-is therefore never more than that.
+is therefore never more than that. Its objective, however, is kept until tokens are late by more than `early_s`, the
+time by which the first one was early. Then the request is *lost*.
 
 **Best effort (BE).** The whole answer is due at `job_due_s`, or never. The rest of the window is spread over the
 remaining tokens. Later iterations gain time that was not used, and lose time that was overused.
@@ -34,6 +35,8 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
     hurries: bool = False
     # For BE: whether jobs would be late at their present speed.
     is_pressed: bool = False
+    # For RT: how long before its objective the first token came, in seconds.
+    early_s: float = 0.0
 
     def token_due_s(self, number: int) -> float:
         """When output token `number` is due, counted from 0."""
@@ -47,17 +50,18 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
         """Seconds until this token is due; negative if it is late already."""
         return self.token_due_s(number) - now
 
+    def lost_s(self, number: int) -> float:
+        """When the request is lost unless it has this token. A stream that is late by less than a token is not: others
+        would make it stand still for little."""
+        return self.token_due_s(number) + max(self.early_s, self.tbt_s)
+
     def is_lost(self, number: int, now: float) -> bool:
         """Whether it is too late for hurrying to help. Others come first from here on."""
-        return now - self.token_due_s(number) > LOST_TOKENS * self.tbt_s
+        return now > self.lost_s(number)
 
     def job_allowance_s(self, num_left: int, now: float) -> float:
         """Seconds that one of the `num_left` tokens may take, waiting included."""
         return (self.job_due_s - now) / max(num_left, 1)
-
-
-# A stream that is this many tokens late has lost its objective.
-LOST_TOKENS = 20
 
 
 # A request that can't be in time goes behind those that are due this many seconds later.

@@ -71,3 +71,9 @@ def test_instances_hear_of_deadlines_and_predictions() -> None:
     script.chosen(1)
     work = script.take_one(Offer, DECODE).works[0]
     assert work.deadlines == Deadlines(True, 51.0, 0.1)
+
+
+def test_a_first_token_before_its_time_keeps_what_it_is_early_by() -> None:
+    for objective_s, early_s in ((2.0, 1.5), (0.4, 0.0), (None, 0.0)):
+        deadlines = with_first_token(deadlines_of(submit(objective_s, 0.1), 100.0), 100.5)
+        assert deadlines.first_due_s == 100.5 and deadlines.early_s == pytest.approx(early_s)

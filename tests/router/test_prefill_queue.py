@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from alignedserve.router.clock import with_first_token
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.queues import OTHERS
 from alignedserve.router.requests import Phase, RequestState
@@ -444,3 +445,32 @@ def test_prompts_wait_for_real_time_that_is_due_back_at_a_colocated_instance() -
     assert num_started(101.0) == 0
     router.state.decode_queue.discard(evicted)
     assert num_started(101.0) > 0
+
+
+def test_the_second_token_has_to_be_in_time_as_well() -> None:
+    """It comes a second after the first, and is due a tenth of a second after it."""
+    due_s = 2 * alone_s(32) + 0.01
+    for second_token_s, num_in_time in ((0.0, 2), (0.1, 2), (1.0, 0)):
+        router = with_prompts((32, due_s), (32, due_s))
+        router.state.cluster.second_token_s = second_token_s
+        assert len(Savable()._in_time(router.state.island)) == num_in_time
+    later = with_prompts((32, due_s + 0.9), (32, due_s))
+    later.state.cluster.second_token_s = 1.0
+    assert [each.key for each in Savable()._in_time(later.state.island)] == [1]
+
+
+def test_first_tokens_that_come_later_than_expected_leave_time_for_fewer() -> None:
+    savable, error_s = Savable(), 3.0
+    for number in range(100):
+        router = with_prompts((32, 1e6))
+        router.state.clock.now = 10.0 * number
+        (request,) = savable.start(router.state.island, Room(ENDLESS, ENDLESS), 0)
+        each = router.state.requests[request.key]
+        each.output = [5]
+        each.deadlines = with_first_token(each.deadlines, 10.0 * number + alone_s(32) + error_s)
+    savable.forget()
+    for spare_s, num_in_time in ((-0.1, 0), (0.1, 1)):
+        router = with_prompts((32, 2000.0 + alone_s(32) + error_s + spare_s), (10, 1e6))
+        router.state.clock.now = 2000.0
+        found = [each.key for each in savable._in_time(router.state.island)]
+        assert (RequestKey(1) in found) == bool(num_in_time)

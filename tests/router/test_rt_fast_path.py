@@ -8,6 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, Offer, Stage, Submit
+from alignedserve.router.requests import Phase, RequestState
+from alignedserve.scheduling.policies.aligned.router.part import OTHERS, Turns
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
 
@@ -222,7 +225,27 @@ def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled(
     for key in (3, 1, 2):
         script.saved(key)
     waiting = script.router.state.decode_queue
-    assert [state.key for state in waiting.soonest(9)] == [1, 2, 3]
-    assert [state.key for state in waiting.soonest(2)] == [1, 2]
+    assert [state.key for state in waiting.soonest(9, 0.0)] == [1, 2, 3]
+    assert [state.key for state in waiting.soonest(2, 0.0)] == [1, 2]
+    assert [state.key for state in waiting.soonest(9, script.now)] == [3, 1, 2], "lost ones are last"
+    assert [state.key for state in waiting.soonest(2, script.now)] == [3, 1]
     script.say(GATEWAY, Abort(RequestKey(1)))
-    assert [state.key for state in waiting.soonest(2)] == [2, 3]
+    assert [state.key for state in waiting.soonest(2, 0.0)] == [2, 3]
+
+
+def test_one_that_is_lost_goes_first_after_many_that_are_not() -> None:
+    def waiting(key: int, due_s: float) -> RequestState:
+        found = RequestState(request(key), GATEWAY, Phase.POOLED, 0.0)
+        found.deadlines = Deadlines(True, due_s, 0.1)
+        return found
+
+    turns, lost = Turns(), [waiting(1, -20.0), waiting(2, -10.0)]
+    others = [waiting(key, 1000.0 + key) for key in range(3, 3 + 2 * OTHERS)]
+    seen = []
+    while others:
+        first = turns.in_order([*others, *lost], 0.0)[0]
+        turns.assigned([first], 0.0)
+        (lost if first in lost else others).remove(first)
+        seen.append(first.key)
+    assert [place for place, key in enumerate(seen) if key < 3] == [OTHERS]
+    assert turns.in_order(lost, 0.0) == lost

@@ -1,9 +1,10 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.timing.deadlines import DEMOTION_S, LOST_TOKENS, Deadlines, latest_start_s, place_s
+from alignedserve.timing.deadlines import DEMOTION_S, Deadlines, latest_start_s, place_s
 
 
 def test_a_request_that_is_ahead_waits_no_longer_for_a_token_than_its_objective() -> None:
@@ -19,8 +20,9 @@ def test_what_is_left_of_the_allowance_is_what_was_not_used() -> None:
 
 def test_an_objective_is_lost_when_it_can_not_be_caught_up_with() -> None:
     real_time = Deadlines(is_rt=True, first_due_s=1.0, tbt_s=0.05)
-    assert not real_time.is_lost(2, now=1.1 + 0.99 * LOST_TOKENS * 0.05)
-    assert real_time.is_lost(2, now=1.1 + 1.01 * LOST_TOKENS * 0.05)
+    assert not real_time.is_lost(2, now=1.149) and real_time.is_lost(2, now=1.151)
+    early = replace(real_time, early_s=2.0)
+    assert not early.is_lost(2, now=3.09) and early.is_lost(2, now=3.11)
 
 
 def test_nothing_is_due_by_default() -> None:

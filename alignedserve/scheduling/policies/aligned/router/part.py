@@ -40,6 +40,8 @@ from alignedserve.types import InstanceId
 MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
+# Requests that are assigned per lost one.
+OTHERS = 20
 
 
 class AlignedRouter(RouterPart):
@@ -57,6 +59,7 @@ class AlignedRouter(RouterPart):
         self._paced: Hello | None = None
         # See `_keep_for_return`.
         self._kept: InstanceId | None = None
+        self._turns = Turns()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class AlignedRouter(RouterPart):
         if not island.cluster.is_colocated:
             return None
         now = island.now
-        soonest = island.decode_queue.soonest(MAX_FAST)
+        soonest = island.decode_queue.soonest(MAX_FAST, now)
         if first := next((each for each in soonest if not _may_wait(each, now)), None):
             # A boundary each until it is offered and until it runs.
             needed_s = self._savable.ahead_s(island) + 2 * island.cluster.decode_s(first.num_tokens)
@@ -210,7 +213,10 @@ class AlignedRouter(RouterPart):
         if not len(island.decode_queue):
             return
         if island.num_be and island.decode_queue.real_time:
-            yield from _assign_fast_path(island.decode_queue.soonest(MAX_FAST), island.cluster.decodes)
+            waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, island.now), island.now)
+            for assign in _assign_fast_path(waiting, island.cluster.decodes):
+                self._turns.assigned(assign.requests, island.now)
+                yield assign
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
@@ -219,15 +225,38 @@ class AlignedRouter(RouterPart):
 
 
 def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
-    """Returns RT with the earliest due times, then BE in order of demotion: answers beyond their predicted length go
-    last."""
+    """Returns RT, the soonest due first and lost ones last, then BE in order of demotion: answers beyond their
+    predicted length go last."""
     queue, now = island.decode_queue, island.now
     best_effort = (request for request in queue if not request.is_rt)
     first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
-    return chain(queue.soonest(MAX_SORTED), first, best_effort)
+    return chain(queue.soonest(MAX_SORTED, now), first, best_effort)
 
 
 # ---- RT fast path ----------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Lets a lost request go first after OTHERS that are not. Otherwise it would never run under lasting overload."""
+
+    def __init__(self) -> None:
+        self._num_others = 0
+
+    def in_order(self, requests: Iterable[RoutedRequest], now: float) -> list[RoutedRequest]:
+        """Returns the requests by due time. Lost ones come last, except the first whose turn it is."""
+        in_order = sorted(requests, key=lambda each: (is_lost(each, now), _due_s(each)))
+        if self._num_others >= OTHERS:
+            lost = (number for number, each in enumerate(in_order) if is_lost(each, now))
+            in_order.insert(0, in_order.pop(next(lost, 0)))
+        return in_order
+
+    def assigned(self, requests: Iterable[RoutedRequest], now: float) -> None:
+        for request in requests:
+            self._num_others = 0 if is_lost(request, now) else self._num_others + 1
+
+
+def is_lost(request: RoutedRequest, now: float) -> bool:
+    return request.deadlines.is_lost(request.num_output, now)
 
 
 def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
@@ -241,8 +270,8 @@ def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> Dec
 
 
 def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
-    """Assigns as many requests as fit, the soonest due first. Each goes to the instance that expects it, or to the one
-    with the fewest RT requests. Among equals it prefers one that need not evict BE."""
+    """Assigns as many requests as fit, in order. Each goes to the instance that expects it, or to the one with the
+    fewest RT requests. Among equals it prefers one that need not evict BE."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {
@@ -250,7 +279,7 @@ def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeV
     }
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
-    for request in sorted(requests, key=_due_s) if blocks else ():
+    for request in requests if blocks else ():
         needed, expected_at = views[0].blocks_to_run(request), request.expected_at
         fitting = [name for name, num_free in blocks.items() if needed <= num_free]
         if not fitting:
@@ -274,4 +303,4 @@ def _due_s(request: RoutedRequest) -> float:
 
 def _may_wait(request: RoutedRequest, now: float) -> bool:
     """Returns whether the request has just been lost. Prompts that can be in time go first, but not for ever."""
-    return request.deadlines.is_lost(request.num_output, now) and now - _due_s(request) < DEMOTION_S
+    return is_lost(request, now) and now - _due_s(request) < DEMOTION_S

@@ -2,7 +2,7 @@
 
 - **Order.** Each class is ordered by latest start: the smallest urgency goes first.
 - **Savable.** When not all waiting real time (RT) can be in time, the router starts the prompts that let the most of it
-  be, at the measured pace of prompts.
+  be, at the measured pace of prompts. The second token should be in time as well.
 - **The share of best effort (BE).** With recent RT, fewer instances compute BE as more of it becomes ready for the
   decode instances. RT never waits for BE where no BE prompt is computed.
 - **Place.** RT waits at a prefill instance for earlier RT, and for the end of an iteration with BE, however much BE
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from alignedserve.scheduling import routing
@@ -27,6 +28,10 @@ from alignedserve.timing.deadlines import due_s, latest_start_s
 MAX_CONSIDERED = 256
 # The number of measurements after which all earlier ones count half.
 NUM_MEASURED = 16
+# The number of started prompts whose first tokens are compared with their predictions. Each event looks at all of them.
+MAX_EXPECTED = 64
+# The weight of a prediction error in their average falls by a factor of e after this many more.
+NUM_AVERAGED = 16
 # Clamp of a measured wait, as a multiple of the expected one. A longer wait means that instances stood still, not that
 # they are slow.
 MOST_OFF = 4.0
@@ -73,7 +78,7 @@ def yields_s(request: RoutedRequest, now: float) -> float:
 
 
 class Savable:
-    """Starts RT prompts, and measures their pace while others wait."""
+    """Starts RT prompts, and measures their pace while others wait, and the error of its predictions."""
 
     def __init__(self) -> None:
         # The seconds that recent prompts took one after the other, while others waited, and their predicted seconds
@@ -84,6 +89,10 @@ class Savable:
         self._full_s: float | None = None
         # The predicted seconds alone of the prompts started since then, and `num_emptied` of the queue at that time.
         self._since_full_s, self._num_emptied = 0.0, 0
+        # The last prompts that were started, and when their first tokens were expected.
+        self._expected: deque[tuple[RoutedRequest, float]] = deque(maxlen=MAX_EXPECTED)
+        # The seconds by which first tokens came later than expected, on average.
+        self._error_s = 0.0
 
     @property
     def slowdown(self) -> float:
@@ -94,6 +103,7 @@ class Savable:
     def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
         """Takes prompts from the queue while there is room, and at least `least` of them, and yields them."""
         queue, now = island.prefill_queue, island.now
+        self._learn_error()
         chosen: Iterator[RoutedRequest] | None = None
         is_full = False
         if queue.num_emptied(REAL_TIME) != self._num_emptied:
@@ -109,7 +119,12 @@ class Savable:
                 if soonest and soonest[0][0] is first:
                     chosen = iter(self._in_time(island)) if chosen is None else chosen
                     request = next(chosen, first)
-                self._since_full_s += prefill_s(request, island)
+                alone_s = prefill_s(request, island)
+                self._since_full_s += alone_s
+                if soonest and not request.num_output:
+                    self._expected.append(
+                        (request, now + self.ahead_s(island) + self._share(island) * alone_s)
+                    )
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
                 yield request
@@ -136,17 +151,37 @@ class Savable:
         if self._count >= NUM_MEASURED:
             self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
 
+    def _learn_error(self) -> None:
+        for _ in range(len(self._expected)):
+            request, expected_s = self._expected.popleft()
+            if request.num_output:
+                error_s = request.deadlines.first_due_s - expected_s
+                self._error_s += (error_s - self._error_s) / NUM_AVERAGED
+            else:
+                self._expected.append((request, expected_s))
+
+    def _share(self, island: Island) -> float:
+        """Returns the seconds after which the next prompt can start, as a multiple of those that one takes alone."""
+        return self.slowdown / len(island.cluster.prefills)
+
     def _in_time(self, island: Island) -> list[RoutedRequest]:
         """Returns the largest set of prompts that can be in time together, the most urgent first."""
         waiting = island.prefill_queue.soonest(REAL_TIME, MAX_CONSIDERED, island.now)
-        jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
-        in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
-        share = self.slowdown / len(island.cluster.prefills)
-        begin_s = island.now + self.ahead_s(island)
-        chosen = most_in_time(
-            ((jobs[number][0], share * (jobs[number][0] - jobs[number][1])) for number in in_order), begin_s
+        share, then_s = (
+            self._share(island),
+            0.0 if island.cluster.is_colocated else island.cluster.second_token_s,
         )
-        return [waiting[in_order[place]][0] for place in sorted(chosen)]
+        jobs: list[tuple[float, float, int]] = []
+        for number, (request, start_s) in enumerate(waiting):
+            deadlines = request.deadlines
+            first_due_s = due_s(deadlines, request.num_output)
+            # The second token is due `tbt_s` after the first.
+            end_by_s = first_due_s - max(then_s - deadlines.tbt_s, 0.0)
+            jobs.append((end_by_s, share * (first_due_s - start_s), number))
+        jobs.sort()
+        begin_s = island.now + self.ahead_s(island) + max(self._error_s, 0.0)
+        chosen = most_in_time(((end_by_s, seconds) for end_by_s, seconds, _ in jobs), begin_s)
+        return [waiting[jobs[place][2]][0] for place in sorted(chosen)]
 
     def ahead_s(self, island: Island) -> float:
         """Returns the seconds until all started RT prompts are computed."""
