@@ -10,7 +10,7 @@ from typing import Annotated
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig

@@ -21,6 +21,7 @@ from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
+from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
@@ -32,15 +33,14 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.http.server import Server
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.launcher_link import LauncherLink
-from alignedserve.gateway.lengths import Lengths
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.launcher_link import LauncherLink
+from alignedserve.gateway.model.lengths import Lengths
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.batches import batch_routes
 from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
-from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.telemetry.attainment import AttainmentCount
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces, check_extra

@@ -14,7 +14,7 @@ from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import HttpConfig, KeyConfig, SloConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig

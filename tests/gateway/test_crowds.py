@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 from alignedserve.gateway.generation.generation import Delta, Generation
 from alignedserve.gateway.http.connection import Connection
 from alignedserve.gateway.http.connections import MAX_BEGUN_AT_ONCE, MAX_LOST_AT_ONCE
-from alignedserve.gateway.output_queue import MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE
+from alignedserve.gateway.islands.output_queue import MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE
 from alignedserve.protocol.messages import NewTokens, Tokens
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.types import RequestKey

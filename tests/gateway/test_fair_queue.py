@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from alignedserve.gateway.fair_queue import BE_SHARE, HALF_LIFE_S, FairQueue, QueueTimeout
+from alignedserve.gateway.limits.fair_queue import BE_SHARE, HALF_LIFE_S, FairQueue, QueueTimeout
 
 
 class Clock:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from alignedserve.gateway.few_at_once import FewAtOnce
+from alignedserve.gateway.limits.few_at_once import FewAtOnce
 
 
 class Noted:

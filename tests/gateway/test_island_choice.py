@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.island_choice import CROWDED_MORE, CROWDED_TIMES, Outlook, best
+from alignedserve.gateway.islands.choice import CROWDED_MORE, CROWDED_TIMES, Outlook, best
 from alignedserve.protocol.messages import Load, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.prefix_affinity import TOKENS_PER_HASH, block_hashes

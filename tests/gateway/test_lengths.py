@@ -18,8 +18,8 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.tasks import TASKS
-from alignedserve.gateway import lengths as module
-from alignedserve.gateway.lengths import MAX_LEARNING, Lengths
+from alignedserve.gateway.model import lengths as module
+from alignedserve.gateway.model.lengths import MAX_LEARNING, Lengths
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from alignedserve.gateway.output_queue import (
+from alignedserve.gateway.islands.output_queue import (
     MAX_JOINED_TOKENS,
     MAX_TOLD_AT_ONCE,
     MAX_TOLD_WITH_LOGPROBS_AT_ONCE,

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE
-from alignedserve.gateway.islands import NUM_CLOSED_AT_ONCE, Islands
-from alignedserve.gateway.pacing import MAX_AHEAD, MAX_WAITING, REST, Pacing
+from alignedserve.gateway.islands.islands import NUM_CLOSED_AT_ONCE, Islands
+from alignedserve.gateway.islands.pacing import MAX_AHEAD, MAX_WAITING, REST, Pacing
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import InstanceId, RequestKey

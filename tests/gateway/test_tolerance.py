@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.fields import MAX_UNKNOWN
+from alignedserve.gateway.http.fields import MAX_UNKNOWN
 from alignedserve.gateway.openai.bodies import ChatBody
 from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, NAMES, IgnoredParameters
 from tests.gateway.scripted import TOKENIZER

@@ -11,12 +11,12 @@ from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.validate import Validator
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.store import Problem
 
 # Size of an input file: twice that of a body, and at least this number of bytes. Numbers may be written longer in it,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams

@@ -17,8 +17,8 @@ from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
 from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from alignedserve.gateway.chat.templating import readable, tool_variables
 from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
 from alignedserve.gateway.generation.prepared import Prepared
 from alignedserve.gateway.grammars.structure import check_size
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before

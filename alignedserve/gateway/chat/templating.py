@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.calls import arguments_of
 from alignedserve.types import InvalidRequest

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest

@@ -7,8 +7,8 @@ from typing import Any
 
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.prepared import packed
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.sampling_params import SamplingParams
 
 

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from alignedserve.gateway.fields import check_number, take_unknown
 from alignedserve.gateway.generation.prepared import Answered, PreparedCall
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import check_number, take_unknown
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.types import InvalidRequest
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)

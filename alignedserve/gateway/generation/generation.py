@@ -13,9 +13,9 @@ from typing import Any
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.generation.text_stream import TextStream
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.output_queue import News
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.output_queue import News
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request

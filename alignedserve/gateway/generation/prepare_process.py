@@ -26,8 +26,8 @@ from alignedserve.gateway.generation.endpoint import (
     Needed,
 )
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles

@@ -12,7 +12,7 @@ import msgspec
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service, ServiceTier
 from alignedserve.gateway.http.json_pieces import Piece
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from functools import cached_property
 
 import msgspec
 
-from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Expands, Result
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
@@ -33,8 +32,9 @@ from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.fair_queue import FairQueue, QueueTimeout
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 
@@ -108,7 +108,7 @@ class Lane:
 
 class Preparer:
     def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
-        """`module` is the child process's module, with all endpoints (gateway/prepare_process.py). With `is_strict`,
+        """`module` is the child process's module, with all endpoints (gateway/endpoints.py). With `is_strict`,
         unknown parameters are refused."""
         self.model = model
         self.limits = limits

@@ -15,10 +15,10 @@ from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.grammars.structure import check_structure
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.lengths import Lengths
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.lengths import Lengths
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.pooling import POOLINGS

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.fields import Fields
 
 ServiceTier = Literal["auto", "default", "scale", "priority", "flex"]
 

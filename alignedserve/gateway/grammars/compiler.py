@@ -16,8 +16,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
+from alignedserve.gateway.limits.fair_queue import FairQueue, QueueTimeout
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.gateway.grammars.compiler import Compiler, QueueTimeout
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 

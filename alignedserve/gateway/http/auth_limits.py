@@ -23,7 +23,7 @@ from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
 from alignedserve.gateway.http.request_id import current_call
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
 
 # Bytes of an upload's body besides its file, at most: its parts have headers of their own.

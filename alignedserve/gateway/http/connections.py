@@ -13,8 +13,8 @@ import resource
 from enum import Enum, auto
 from typing import Protocol
 
-from alignedserve.gateway.few_at_once import FewAtOnce
 from alignedserve.gateway.http.reads import Reads
+from alignedserve.gateway.limits.few_at_once import FewAtOnce
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from alignedserve.gateway.http.connection import HEAD_S, Connection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 
 # seconds that open streams have to end when the server stops
 GOODBYE_S = 1

@@ -6,12 +6,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import kept_json

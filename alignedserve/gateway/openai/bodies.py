@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapV
 from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams

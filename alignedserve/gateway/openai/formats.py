@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.structured_outputs import StructuredOutputsParams
 
 

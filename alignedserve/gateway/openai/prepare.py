@@ -5,8 +5,8 @@ from __future__ import annotations
 from alignedserve.gateway.chat.prepare import chat_fields
 from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
 from alignedserve.gateway.grammars.structure import check_size
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import ChatBody, ChoicesBody, CompletionBody
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.prepared import PreparedChatCompletion, PreparedCompletion

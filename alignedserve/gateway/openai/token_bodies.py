@@ -9,11 +9,11 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from alignedserve.gateway.chat.templating import readable, template_variables, tool_variables
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
 from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
 from alignedserve.gateway.tools.harmony import effort_of

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field
 from pydantic import Tag as PydanticTag
 
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 

@@ -23,7 +23,7 @@ from alignedserve.gateway.http.connection import Connection, _Transport
 from alignedserve.gateway.http.connections import Connections, Doing, allow_descriptors, fitting
 from alignedserve.gateway.http.framing import Framing
 from alignedserve.gateway.http.reads import MAX_PIECES_A_ROUND, Reads
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import Served, play, served

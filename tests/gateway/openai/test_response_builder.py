@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway import limits
+from alignedserve.gateway.limits import limits
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS
 from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.gateway.openai.bodies import Prompt
 
 # OpenAI's limit per call.

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.output_queue import News
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.output_queue import News
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING

@@ -8,8 +8,8 @@ from typing import Any
 from alignedserve.engine.validate import check_ids
 from alignedserve.gateway.generation.prepared import packed
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.embeddings.bodies import (
     MAX_INPUTS,
     EmbeddingBody,

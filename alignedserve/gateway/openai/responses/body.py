@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.gateway.openai.responses.items import Item, messages_of
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice, allowed
 from alignedserve.sampling_params import SamplingParams

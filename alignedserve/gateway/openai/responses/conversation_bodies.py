@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.http.fields import Fields
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
 from alignedserve.types import InvalidRequest

@@ -10,8 +10,8 @@ from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded,
 from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json

@@ -15,7 +15,7 @@ from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.openai.responses.conversation_bodies import CREATE, Given
 from alignedserve.gateway.openai.responses.conversations import MAX_LOOKS
 from alignedserve.gateway.openai.responses.items import Items, messages_of

@@ -11,9 +11,9 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
-from alignedserve.gateway.island import Island
-from alignedserve.gateway.island_choice import best
-from alignedserve.gateway.output_queue import News, OutputQueue
+from alignedserve.gateway.islands.choice import best
+from alignedserve.gateway.islands.island import Island
+from alignedserve.gateway.islands.output_queue import News, OutputQueue
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.address import RouterAddress

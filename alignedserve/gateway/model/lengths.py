@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.corpus import Example, examples, learn

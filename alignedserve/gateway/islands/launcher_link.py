@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.islands.islands import Islands
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (

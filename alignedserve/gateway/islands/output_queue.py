@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from alignedserve.gateway.few_at_once import FewAtOnce
+from alignedserve.gateway.limits.few_at_once import FewAtOnce
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
 from alignedserve.types import RequestKey
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from alignedserve.gateway.http.errors import unavailable
-from alignedserve.gateway.island_choice import Outlook
-from alignedserve.gateway.output_queue import News, OutputQueue
-from alignedserve.gateway.pacing import Pacing
+from alignedserve.gateway.islands.choice import Outlook
+from alignedserve.gateway.islands.output_queue import News, OutputQueue
+from alignedserve.gateway.islands.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
