@@ -12,10 +12,9 @@ import alignedserve
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware
+from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware, DrainState
 from alignedserve.gateway.http.callers import ANY_CALLER, Callers
 from alignedserve.gateway.http.description import describe
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import EXPIRED, Keys
@@ -27,7 +26,7 @@ from alignedserve.gateway.openai.models import model_routes
 from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
-from alignedserve.gateway.telemetry.ignored_parameters import HEADER as IGNORED
+from alignedserve.gateway.telemetry.metrics import IGNORED_HEADER
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
 
@@ -88,7 +87,7 @@ def create_app(
             allow_origins=allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=(REQUEST_ID, IGNORED),
+            expose_headers=(REQUEST_ID, IGNORED_HEADER),
         )
 
     app.include_router(tokens_router(request_builder))

@@ -22,14 +22,12 @@ from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
 from alignedserve.gateway.endpoints import MODULE as PREPARING
-from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.http.auth_limits import body_memory
+from alignedserve.gateway.http.auth_limits import DrainState, body_memory
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.http.server import Server
@@ -41,9 +39,9 @@ from alignedserve.gateway.openai.batches import batch_routes
 from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
-from alignedserve.gateway.telemetry.attainment import AttainmentCount
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces, check_extra
+from alignedserve.gateway.telemetry.metrics import AttainmentCount
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.listening import ask_for_listener, inherited, listen
@@ -458,7 +456,7 @@ class GatewayProcess:
 def _traces(config: GatewayConfig) -> Traces | None:
     if config.http.otlp_endpoint is None:
         return None
-    check_extra()
+    config.http.check_traces()
     from alignedserve.gateway.telemetry.traces import OtlpTraces
 
     return OtlpTraces(config.http.otlp_endpoint, config.model_name)

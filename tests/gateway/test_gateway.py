@@ -14,8 +14,8 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.islands import island as island_module
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.islands import island as island_module
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from alignedserve.gateway.islands import launcher_link
 from alignedserve.gateway.http.keys import EXPIRED, Keys, owners_of
 from alignedserve.gateway.http.server import Server
+from alignedserve.gateway.islands import launcher_link
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port

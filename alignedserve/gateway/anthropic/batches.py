@@ -20,10 +20,9 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.json_pieces import Json, Stream
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.streaming import Stream
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.batches import (
     JOBS_AT_A_TIME,
     IdempotencyKey,

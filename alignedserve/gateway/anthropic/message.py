@@ -16,8 +16,8 @@ from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.tools import calls
-from alignedserve.gateway.tools.calls import CollectedText, Content, Read, Thought, arguments_of
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import arguments_of
+from alignedserve.gateway.tools.readers import CollectedText, Content, Read, Reader, Thought
 
 # The tiers' names in Anthropic's answers.
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}

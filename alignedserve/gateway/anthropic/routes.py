@@ -15,8 +15,8 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.chat.templating import readable, tool_variables
-from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
-from alignedserve.gateway.generation.prepared import Prepared
-from alignedserve.gateway.grammars.structure import check_size
+from alignedserve.gateway.chat.conversation import Conversation, ConversationBody, readable, tool_variables
+from alignedserve.gateway.generation.prepared import (
+    Prepared,
+    check_body,
+    check_structure,
+    checked_prompts,
+    fields_of,
+)
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
@@ -57,7 +60,7 @@ def chat_fields(
     tooling = _tooling_of(chat, model, limits, has_format=params.structured_outputs is not None)
     structure_name = _constrain(params, body, tooling)
     limits.check(1, params)
-    check_size(limits, params, structure_name)
+    check_structure(params, structure_name, limits)
     prompt = _prompt_of(body, chat, tooling, model)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)

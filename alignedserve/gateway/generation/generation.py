@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 from alignedserve.gateway.generation.service import Service
-from alignedserve.gateway.generation.text_stream import TextStream
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.output_queue import News
@@ -22,7 +21,35 @@ from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, 
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
+from alignedserve.text.stop import StopStrings
+from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import RequestKey
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        # The stop string that ended the choice.
+        self.stop_string: str | None = None
+        self._text = StopStrings(tokenizer, params) if tokenizer else None
+        self._keeps_stop_token = params.include_stop_str_in_output
+        self._num_tokens = 0
+
+    def append(self, token_id: int, finish_reason: str | None) -> str:
+        """Returns the text that can be sent now. `finish_reason` is set if the engine ended the choice with this
+        token."""
+        if self._text is None:
+            return ""
+        self._num_tokens += 1
+        if finish_reason != "stop":
+            self.stop_string = self._text.append(token_id, self._num_tokens)
+        elif self._keeps_stop_token:
+            # With `num_tokens=0` no stop string applies.
+            self._text.append(token_id, num_tokens=0)
+        if finish_reason is not None and self.stop_string is None:
+            self._text.flush()
+        is_over = finish_reason is not None or self.stop_string is not None
+        return self._text.take_all() if is_over else self._text.take()
+
 
 # Choices that are opened in one turn of the event loop, and prompt tokens before the last of them, at most. 2^17 tokens
 # take 2 ms to encode for the router, and 4 ms to hash, which is done if there are several islands.

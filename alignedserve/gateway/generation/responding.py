@@ -17,10 +17,9 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import Piece, blocks_of, json_response
+from alignedserve.gateway.http.json_pieces import Piece, Stream, blocks_of, json_response
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.streaming import Stream
+from alignedserve.gateway.http.reading import json_body
 
 Result = TypeVar("Result")
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.limits.limits import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
 
 ServiceTier = Literal["auto", "default", "scale", "priority", "flex"]
 

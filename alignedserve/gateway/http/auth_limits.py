@@ -9,7 +9,10 @@ answered before they arrive here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -18,13 +21,52 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
+
+
+class DrainState:
+    def __init__(self) -> None:
+        self._draining = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_open: Counter[str] = Counter()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining.is_set()
+
+    def num_open(self, owner: str) -> int:
+        return self._num_open[owner]
+
+    @contextmanager
+    def counted(self, owner: str) -> Iterator[None]:
+        """Counts a request of `owner` as running, until the block ends."""
+        self._num_open[owner] += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open[owner] -= 1
+            if not self._num_open[owner]:
+                del self._num_open[owner]
+            if not self._num_open:
+                self._idle.set()
+
+    def begin(self) -> None:
+        """Stops accepting new requests. Safe to repeat."""
+        self._draining.set()
+
+    async def until_draining(self) -> None:
+        await self._draining.wait()
+
+    async def until_idle(self) -> None:
+        await self._idle.wait()
+
 
 # Bytes of an upload's body besides its file, at most: its parts have headers of their own.
 MULTIPART_BYTES = 64 << 10

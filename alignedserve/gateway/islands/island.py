@@ -20,7 +20,7 @@ from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.islands.choice import Outlook
 from alignedserve.gateway.islands.output_queue import News, OutputQueue
 from alignedserve.gateway.islands.pacing import Pacing
-from alignedserve.gateway.telemetry.request_stats import RequestStats
+from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (

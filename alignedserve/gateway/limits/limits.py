@@ -18,6 +18,9 @@ _MAX_STORED_BYTES = 4 << 30
 # Log-probabilities of an answer that is not streamed, at most. They are held until it is complete, at about 80 bytes
 # each: 40 MB.
 MAX_OUTPUT_LOGPROBS = 1 << 19
+# The longest objectives that a real-time request may have, in milliseconds. A request that can wait uses `flex`.
+MAX_TTFT_MS = 600_000.0
+MAX_TBT_MS = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,30 @@ class Limits:
                 f"log-probabilities; at most {MAX_OUTPUT_LOGPROBS} are allowed without stream=true"
             )
         return replace(params, max_tokens=longest)
+
+
+@dataclass(frozen=True)
+class SloConfig:
+    """Default objectives of real-time requests, by service tier, in milliseconds; 0: no objective."""
+
+    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none"] = 1000.0
+    tbt_ms: Annotated[float, "default TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
+    priority_ttft_ms: Annotated[float, "--slo-ttft-ms of service_tier=priority"] = 500.0
+    priority_tbt_ms: Annotated[float, "--slo-tbt-ms of service_tier=priority"] = 50.0
+
+    def __post_init__(self) -> None:
+        for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
+            for each in (name, f"priority_{name}"):
+                value = getattr(self, each)
+                if value != 0 and not 1 <= value <= most_ms:
+                    raise ValueError(f"slo_{each}={value}: must be 0 or from 1 to {most_ms:.0f}")
+
+    def of(self, name: str) -> tuple[float | None, float | None]:
+        """Returns the default objectives of a tier, in seconds: for the first token, and for each further token."""
+        is_priority = name == "priority"
+        ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
+        tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
+        return ttft_ms / 1000 or None, tbt_ms / 1000 or None
 
 
 def _of_owner(limit: int | None, of_all: int | None, num_owners: int) -> int | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from alignedserve.gateway.model.served_model import ServedModel
-from alignedserve.gateway.telemetry.request_stats import RequestStats
+from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.corpus import Example, examples, learn
 from alignedserve.lengths.encoder import make_encoder

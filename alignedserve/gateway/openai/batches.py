@@ -21,9 +21,9 @@ from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.batch_bodies import BATCHES, WEBHOOK_URL, AskedBatch, BatchBody
 from alignedserve.gateway.openai.files import find_file, list_response, viewer
 from alignedserve.gateway.webhooks.urls import is_allowed

@@ -12,10 +12,46 @@ from pydantic_core import PydanticCustomError
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.http.fields import Fields
-from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
+
+
+class TextFormat(Fields):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Fields):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Fields):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    # Without effect: the output follows the schema in any case.
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Fields):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def structure_of_format(
+    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> StructuredOutputsParams | None:
+    match form:
+        case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
+            return StructuredOutputsParams(json=schema)
+        case JsonObjectFormat() | JsonSchemaFormat():
+            return StructuredOutputsParams(json_object=True)
+    return None
+
 
 # OpenAI's default for completions. Chats continue until the model ends them.
 COMPLETION_MAX_TOKENS = 16

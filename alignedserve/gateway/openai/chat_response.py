@@ -11,9 +11,8 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.calls import Piece as CallPiece
-from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.readers import Piece as CallPiece
+from alignedserve.gateway.tools.readers import Read, Reader, TextReader
 
 
 @dataclass

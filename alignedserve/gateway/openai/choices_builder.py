@@ -18,7 +18,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.token_logprobs import prompt_positions
-from alignedserve.gateway.tools.calls import CollectedText
+from alignedserve.gateway.tools.readers import CollectedText
 
 DONE = b"data: [DONE]\n\n"
 

@@ -13,10 +13,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from alignedserve.gateway.http.errors import ApiError, BrokenOff
-from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.json_pieces import Json, Stream
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
-from alignedserve.gateway.http.streaming import Stream
 from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.contents import CHUNK_BYTES
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import BaseModel, Field
 
-from alignedserve.gateway.chat.templating import readable, template_variables, tool_variables
+from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import Fields

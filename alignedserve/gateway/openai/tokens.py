@@ -8,9 +8,9 @@ from fastapi.responses import Response
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import json_response
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.token_bodies import (
     DetokenizeAnswer,
     DetokenizeBody,

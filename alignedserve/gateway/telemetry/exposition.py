@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
-from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
-from alignedserve.gateway.telemetry.metrics import Metrics
+from alignedserve.gateway.telemetry.metrics import IGNORED_NAMES, OTHER, Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.process.usage import usage_of
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
@@ -157,7 +156,7 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
     yield _turnarounds(metrics)
     ignored = _counter("ignored_parameters", "Calls with an ignored parameter.", "parameter")
-    for name in (*sorted(NAMES), OTHER):
+    for name in (*sorted(IGNORED_NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
     yield ignored
     prompts = _counter("prompt_tokens", "Tokens of prefilled prompts.", "tier")

@@ -29,7 +29,7 @@ from opentelemetry.util.types import AttributeValue
 
 import alignedserve
 from alignedserve.gateway.http.request_id import HttpCall
-from alignedserve.gateway.telemetry.request_stats import RequestStats
+from alignedserve.gateway.telemetry.telemetry import RequestStats
 
 # The router's states as stages of a request. The last stage ends with the request, and has no state.
 STAGES = {

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting, Read
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting
 from alignedserve.gateway.tools.cursor import Cursor
 from alignedserve.gateway.tools.json_readers import JsonCalls
+from alignedserve.gateway.tools.readers import Read
 from alignedserve.gateway.tools.tags import Tags, beginnings, spelt
 
 BLANKS = re.compile(r"\s*")

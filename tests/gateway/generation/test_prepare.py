@@ -22,23 +22,22 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Replace
 from tokenizers.models import WordLevel
 
-from alignedserve.gateway.limits import fair_queue
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS, MODULE
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
-from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.gateway.generation.prepare_process import NICENESS, Told
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, Lane, Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.limits import fair_queue
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.completions import CHAT as CHAT_ENDPOINT
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
-from alignedserve.gateway.openai.prepared import PreparedCompletion
+from alignedserve.gateway.openai.completions import PreparedCompletion
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer

@@ -10,8 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from alignedserve.gateway.http.errors import ApiError, BodyError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Reading, Share
+from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Reading, Share, json_body
 
 
 def test_small_bodies_are_taken_however_much_others_have() -> None:

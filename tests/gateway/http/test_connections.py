@@ -20,9 +20,15 @@ from starlette.datastructures import Headers
 
 from alignedserve.gateway.http import connection, reading
 from alignedserve.gateway.http.connection import Connection, _Transport
-from alignedserve.gateway.http.connections import Connections, Doing, allow_descriptors, fitting
+from alignedserve.gateway.http.connections import (
+    MAX_PIECES_A_ROUND,
+    Connections,
+    Doing,
+    Reads,
+    allow_descriptors,
+    fitting,
+)
 from alignedserve.gateway.http.framing import Framing
-from alignedserve.gateway.http.reads import MAX_PIECES_A_ROUND, Reads
 from alignedserve.gateway.limits.limits import Limits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.scripted import ScriptedRouter

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.limits import limits
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
+from alignedserve.gateway.limits import limits
 from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.families import SHOWN, family_of
 from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
 from alignedserve.gateway.tools.pythonic_reader import MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS
+from alignedserve.gateway.tools.readers import Read
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_tools import follows, tool

@@ -17,9 +17,9 @@ from transformers import GenerationConfig, GptOssConfig
 from alignedserve.engine.choices import vocabulary_of
 from alignedserve.engine.endings import Endings
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.calls import Content, Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
+from alignedserve.gateway.tools.readers import Content, Piece, Read, Thought
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import CollectedText, Read
+from alignedserve.gateway.tools.readers import CollectedText, Read
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 from tests.gateway.tools.test_families import CASES, SLIPS, TYPES, cut

@@ -9,18 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import (
-    MAX_HEAD_CHARS,
-    Content,
-    Nesting,
-    Piece,
-    Read,
-    ReadPart,
-    Thought,
-)
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting
 from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.readers import NamedReader, Reader
+from alignedserve.gateway.tools.readers import Content, NamedReader, Piece, Read, Reader, ReadPart, Thought
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.readers import Piece, Read, Reader, TextReader, Thought
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import MAX_WAIT_CHARS, ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts

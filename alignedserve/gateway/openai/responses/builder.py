@@ -16,8 +16,7 @@ from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Output, run
 from alignedserve.gateway.openai.responses.written import Event, Written, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.readers import Read, Reader
 
 
 def new_response_id() -> str:

@@ -12,7 +12,7 @@ from alignedserve.gateway.openai.responses.items import index_of, new_id
 from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
 from alignedserve.gateway.tools import calls
-from alignedserve.gateway.tools.calls import Content, Read, Thought
+from alignedserve.gateway.tools.readers import Content, Read, Thought
 
 # Places per item, in the bytes of all items: its start, start and end of its text, start and end of its
 # log-probabilities (both at the text's end if there are none), and its end.

@@ -19,10 +19,9 @@ from alignedserve.gateway.generation.responding import ANSWERED, respond
 from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.reading import Share
+from alignedserve.gateway.http.reading import Share, json_body
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes

@@ -13,8 +13,7 @@ from typing import cast
 from fastapi.responses import Response
 
 from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
-from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Piece, blocks_of, event_named
-from alignedserve.gateway.http.streaming import Stream
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Piece, Stream, blocks_of, event_named
 from alignedserve.gateway.openai.responses.kept import KeptResponses, not_found
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored

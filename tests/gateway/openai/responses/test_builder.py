@@ -21,9 +21,8 @@ from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
 from alignedserve.gateway.openai.responses.written import Stored
-from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader
-from alignedserve.gateway.tools.readers import TextReader
+from alignedserve.gateway.tools.readers import Piece, Read, TextReader, Thought
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.store import Part, ResponseHead, ResponseId
