@@ -15,9 +15,15 @@ from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools import calls
 from alignedserve.gateway.tools.calls import arguments_of
-from alignedserve.gateway.tools.readers import CollectedText, Content, Read, Reader, Thought
+from alignedserve.gateway.tools.readers import (
+    CallPiece,
+    CollectedText,
+    ContentPiece,
+    Read,
+    Reader,
+    ThoughtPiece,
+)
 
 # The tiers' names in Anthropic's answers.
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
@@ -92,13 +98,13 @@ class MessageBuilder(ResponseBuilder):
         """Yields events. Must be iterated to its end."""
         for part in read.parts:
             match part:
-                case Thought(text):
+                case ThoughtPiece(text):
                     yield from self._begin("thinking", {"thinking": "", "signature": ""})
                     yield self._delta({"type": "thinking_delta", "thinking": text})
-                case Content(text):
+                case ContentPiece(text):
                     yield from self._begin("text", {"text": ""})
                     yield self._delta({"type": "text_delta", "text": text})
-                case calls.Piece(name, arguments):
+                case CallPiece(name, arguments):
                     yield from self._called(name, arguments)
 
     def _called(self, name: str | None, arguments: str) -> Iterator[Event]:

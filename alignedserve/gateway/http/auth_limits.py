@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -75,27 +76,32 @@ MULTIPART_BYTES = 64 << 10
 PROBED = "/health"
 
 
+@dataclass(frozen=True)
+class Access:
+    """What decides whether a request is accepted."""
+
+    # Bounds the bodies in memory.
+    memory: BodyMemory
+    limits: Limits = field(default_factory=Limits)
+    keys: Keys = field(default_factory=Keys)
+    drain_state: DrainState = field(default_factory=DrainState)
+    callers: Callers = ANY_CALLER
+
+
 class AuthLimitsMiddleware:
     def __init__(
         self,
         app: ASGIApp,
         router: Router,
         public: Collection[Callable[..., Any]],
-        keys: Keys,
-        limits: Limits,
-        drain_state: DrainState,
-        memory: BodyMemory,
-        callers: Callers = ANY_CALLER,
+        access: Access,
     ) -> None:
         """`public` are the endpoints that need no key."""
         self._app = app
         self._router = router
         self._public = public
-        self._keys = keys
-        self._limits = limits
-        self._drain_state = drain_state
-        self._callers = callers
-        self._memory = memory
+        self._access = access
+        self._limits = limits = access.limits
         # By path: the largest body in bytes, and how much of it is in memory at a time, since files are passed to the
         # store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
@@ -113,11 +119,11 @@ class AuthLimitsMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        owner = self._keys.owner(_authorization(headers))
+        owner = self._access.keys.owner(_authorization(headers))
         if call := current_call.get():
             call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
-        with self._memory.share(owner or ANYONE) as share:
+        with self._access.memory.share(owner or ANYONE) as share:
             reading = Reading(receive, headers, share, *max_bytes)
             send = reading.answering(send)
             refusal = self._refusal(scope, headers, owner) or reading.refusal()
@@ -126,19 +132,22 @@ class AuthLimitsMiddleware:
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {}).update(owner=owner or ANYONE, share=share)
-            with self._drain_state.counted(owner or ANYONE):
+            with self._access.drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers, owner: str | None) -> ApiError | None:
-        if scope["path"] != PROBED and (refusal := self._callers.refusal(scope["method"], headers)):
+        if scope["path"] != PROBED and (refusal := self._access.callers.refusal(scope["method"], headers)):
             return refusal
         if owner is None and not self._is_public(scope):
-            if self._keys.are_expired:
+            if self._access.keys.are_expired:
                 return unavailable(EXPIRED)
             return _unauthorized(_authorization(headers) is not None)
-        if self._drain_state.is_draining and scope["method"] not in LOOKING:
+        if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if owner is not None and self._drain_state.num_open(owner) >= self._limits.max_requests_per_key:
+        if (
+            owner is not None
+            and self._access.drain_state.num_open(owner) >= self._limits.max_requests_per_key
+        ):
             return _too_many(self._limits.max_requests_per_key)
         return None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.protocol.address import RouterAddress
@@ -31,6 +31,26 @@ NEWS_S = 1.0
 KEYS_EXPIRE_S = 60.0
 
 
+@dataclass(frozen=True)
+class LauncherActions:
+    """What the gateway does for the launcher."""
+
+    # Called when the system stops.
+    drain: Callable[[], None]
+    # Called when another gateway has replaced this one.
+    retire: Callable[[], None] = lambda: None
+    # Returns the report for the other gateways. None: no report is sent.
+    news: Callable[[], GatewayNews] | None = None
+    # Receives the reports of the other gateways.
+    hear: Callable[[GatewayNews], None] = lambda news: None
+    # Returns the report for the launcher. None: no report is sent.
+    attained: Callable[[], Attainment] | None = None
+    # Receives the API keys.
+    set_keys: Callable[[Mapping[bytes, str]], None] = lambda owners: None
+    # Called when the launcher has been away for KEYS_EXPIRE_S. None: the keys can't change.
+    expire_keys: Callable[[], None] | None = None
+
+
 class LauncherLink:
     def __init__(
         self,
@@ -38,19 +58,8 @@ class LauncherLink:
         me: InstanceId,
         fingerprint: Mapping[str, str],
         islands: Islands,
-        on_drain: Callable[[], None],
-        on_retire: Callable[[], None] = lambda: None,
-        news: Callable[[], GatewayNews] | None = None,
-        hear: Callable[[GatewayNews], None] = lambda news: None,
-        attained: Callable[[], Attainment] | None = None,
-        set_keys: Callable[[Mapping[bytes, str]], None] = lambda owners: None,
-        expire_keys: Callable[[], None] | None = None,
+        actions: LauncherActions,
     ) -> None:
-        """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one.
-
-        `news` returns the report for the other gateways, and `hear` receives theirs. `attained` returns the report for
-        the launcher. Reports that are None are not sent. `set_keys` receives the API keys, and `expire_keys` is called
-        when the launcher has been away for KEYS_EXPIRE_S; None: they can't change."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -63,13 +72,7 @@ class LauncherLink:
         )
         self._address = address
         self._islands = islands
-        self._on_drain = on_drain
-        self._on_retire = on_retire
-        self._news = news
-        self._hear = hear
-        self._attained = attained
-        self._set_keys = set_keys
-        self._expire_keys = expire_keys
+        self._actions = actions
         self._expiring: asyncio.TimerHandle | None = None
         self._link = RouterConnection(address, lambda: hello, self)
 
@@ -88,14 +91,14 @@ class LauncherLink:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(NEWS_S)
-            if self._news and self._link.is_up:
-                self._link.send(self._news())
+            if self._actions.news and self._link.is_up:
+                self._link.send(self._actions.news())
             self.tell()
 
     def tell(self) -> None:
         """Sends the report for the launcher. It is lost without a connection."""
-        if self._attained and self._link.is_up:
-            self._link.send(self._attained())
+        if self._actions.attained and self._link.is_up:
+            self._link.send(self._actions.attained())
 
     # ---- callbacks of RouterConnection ----
 
@@ -106,8 +109,8 @@ class LauncherLink:
 
     def on_down(self) -> None:
         """The connection retries."""
-        if self._expire_keys:
-            self._expiring = asyncio.get_running_loop().call_later(KEYS_EXPIRE_S, self._expire_keys)
+        if self._actions.expire_keys:
+            self._expiring = asyncio.get_running_loop().call_later(KEYS_EXPIRE_S, self._actions.expire_keys)
 
     def _cancel_expiry(self) -> None:
         if self._expiring:
@@ -126,10 +129,10 @@ class LauncherLink:
                     leaving = {each.number for each in islands if each.is_leaving}
                     self._islands.set(routers, leaving)
             case ApiKeys(owners=owners):
-                self._set_keys(owners)
+                self._actions.set_keys(owners)
             case Drain():
-                self._on_drain()
+                self._actions.drain()
             case Retire():
-                self._on_retire()
+                self._actions.retire()
             case GatewayNews():
-                self._hear(message)
+                self._actions.hear(message)

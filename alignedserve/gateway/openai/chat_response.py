@@ -11,8 +11,7 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.readers import Piece as CallPiece
-from alignedserve.gateway.tools.readers import Read, Reader, TextReader
+from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,17 +40,13 @@ SUCCESSES = ("stop", "length")
 HEARD_S = 10.0
 
 # Returns the number of batch jobs by status.
-CountJobs = Callable[[], Awaitable[Mapping[str, int]]]
-
-
-async def no_jobs() -> Mapping[str, int]:
-    return {}
+CountJobs = Callable[[], Mapping[str, int]]
 
 
 def metrics_route(
     metrics: Metrics,
     ask_clusters: AskClusters,
-    count_jobs: CountJobs = no_jobs,
+    count_jobs: CountJobs = dict,
     gateways: Gateways | None = None,
     num_wanted: Callable[[], int] = lambda: 0,
     me: InstanceId = GATEWAY,
@@ -75,7 +71,7 @@ def metrics_route(
                 *own,
                 *_of_islands(clusters),
                 *await asyncio.to_thread(lambda: [*_usage(clusters, me)]),
-                _jobs(await count_jobs()),
+                _jobs(count_jobs()),
                 _wanted(num_wanted()),
                 *_infos(models),
             ]

@@ -17,7 +17,7 @@ from alignedserve.gateway.tools.tags import Rest
 
 
 @dataclass
-class Piece:
+class CallPiece:
     """A piece with a `name` begins a call. One without it continues the last call."""
 
     name: str | None
@@ -28,20 +28,20 @@ class Piece:
 
 
 @dataclass
-class Content:
+class ContentPiece:
     """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass
-class Thought:
+class ThoughtPiece:
     """A piece of the reasoning."""
 
     text: str
 
 
-ReadPart = Content | Thought | Piece
+ReadPart = ContentPiece | ThoughtPiece | CallPiece
 
 
 @dataclass
@@ -57,36 +57,36 @@ class Read:
         return read
 
     def say(self, content: str) -> None:
-        self._add(Content, content)
+        self._add(ContentPiece, content)
 
     def think(self, thoughts: str) -> None:
-        self._add(Thought, thoughts)
+        self._add(ThoughtPiece, thoughts)
 
     def begin(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
-        self.parts.append(Piece(name, arguments, call_id))
+        self.parts.append(CallPiece(name, arguments, call_id))
 
     def go_on(self, arguments: str) -> None:
         """Continues the last call, which must be the last part."""
         last = self.parts[-1] if self.parts else None
-        if isinstance(last, Piece):
+        if isinstance(last, CallPiece):
             last.arguments += arguments
         elif arguments:
-            self.parts.append(Piece(None, arguments))
+            self.parts.append(CallPiece(None, arguments))
 
     def add(self, more: Read) -> None:
         for part in more.parts:
             match part:
-                case Piece(None, arguments):
+                case CallPiece(None, arguments):
                     self.go_on(arguments)
-                case Piece(str(name), arguments, call_id):
+                case CallPiece(str(name), arguments, call_id):
                     self.begin(name, arguments, call_id)
-                case Content() | Thought():
+                case ContentPiece() | ThoughtPiece():
                     self._add(type(part), part.text)
 
     def drop_thoughts(self) -> None:
-        self.parts = [part for part in self.parts if not isinstance(part, Thought)]
+        self.parts = [part for part in self.parts if not isinstance(part, ThoughtPiece)]
 
-    def _add(self, kind: type[Content | Thought], text: str) -> None:
+    def _add(self, kind: type[ContentPiece | ThoughtPiece], text: str) -> None:
         last = self.parts[-1] if self.parts else None
         if isinstance(last, kind):
             last.text += text
@@ -95,15 +95,15 @@ class Read:
 
     @property
     def content(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Content))
+        return "".join(part.text for part in self.parts if isinstance(part, ContentPiece))
 
     @property
     def reasoning(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+        return "".join(part.text for part in self.parts if isinstance(part, ThoughtPiece))
 
     @property
-    def pieces(self) -> list[Piece]:
-        return [part for part in self.parts if isinstance(part, Piece)]
+    def pieces(self) -> list[CallPiece]:
+        return [part for part in self.parts if isinstance(part, CallPiece)]
 
 
 class CollectedText:

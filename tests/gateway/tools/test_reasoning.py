@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.readers import Piece, Read, Reader, TextReader, Thought
+from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader, ThoughtPiece
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import MAX_WAIT_CHARS, ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
@@ -51,11 +51,11 @@ CASES = [
         f"<think>a {CALL}\n</think>\nb{CALL}",
         f"a {CALL}",
         "b",
-        [Piece("weather", '{"city": "Rome"}')],
+        [CallPiece("weather", '{"city": "Rome"}')],
     ),
     # Thoughts that nothing closes end where a call begins; a draft of a call is none.
-    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [Piece("weather", '{"city": "Rome"}')]),
-    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [Piece("weather", '{"city": "Rome"}')] * 2),
+    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [CallPiece("weather", '{"city": "Rome"}')]),
+    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [CallPiece("weather", '{"city": "Rome"}')] * 2),
     (OPENED, HermesReader, "a <tool_call> b", "a <tool_call> b", "", []),
     # What else there is are thoughts.
     (
@@ -64,7 +64,7 @@ CASES = [
         f"the <tool_call> tag.\n{CALL} Hm, rather\n{CALL} so.",
         "the <tool_call> tag.\n Hm, rather\n so.",
         "",
-        [Piece("weather", '{"city": "Rome"}')] * 2,
+        [CallPiece("weather", '{"city": "Rome"}')] * 2,
     ),
     (OPENED, HermesReader, "a <tool_call> b\n </think> c", "a <tool_call> b", "c", []),
     (OPENED, HermesReader, "a <tool_c </thi", "a <tool_c </thi", "", []),
@@ -176,7 +176,7 @@ def test_thoughts_are_found_however_the_text_is_cut(
     text: str,
     reasoning: str,
     content: str,
-    calls: list[Piece],
+    calls: list[CallPiece],
     data: st.DataObject,
 ) -> None:
     places = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
@@ -195,7 +195,9 @@ def test_thoughts_are_found_however_the_text_is_cut(
 )
 def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     for pieces in ([text], list(text)):
-        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read([Thought(text)])
+        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read(
+            [ThoughtPiece(text)]
+        )
 
 
 @pytest.mark.parametrize(

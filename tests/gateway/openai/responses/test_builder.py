@@ -22,7 +22,7 @@ from alignedserve.gateway.openai.responses.output import run, spans_without_logp
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
 from alignedserve.gateway.openai.responses.written import Stored
 from alignedserve.gateway.tools.harmony import HarmonyReader
-from alignedserve.gateway.tools.readers import Piece, Read, TextReader, Thought
+from alignedserve.gateway.tools.readers import CallPiece, Read, TextReader, ThoughtPiece
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.store import Part, ResponseHead, ResponseId
@@ -164,7 +164,7 @@ def test_a_calls_id_is_the_models_where_it_has_written_one() -> None:
     """Each is there once."""
     builder = builder_of()
     for call_id in ("functions.f:0", "functions.f:1", None, "functions.f:0"):
-        run(builder.output.add(Read([Piece("f", "{}", call_id)]), []))
+        run(builder.output.add(Read([CallPiece("f", "{}", call_id)]), []))
     run(builder.output.end("completed"))
     ids = [item["call_id"] for item in json.loads(b"[" + b"".join(builder.output.items) + b"]")]
     assert ids[:2] == ["functions.f:0", "functions.f:1"] and len({*ids}) == 4
@@ -223,7 +223,7 @@ def test_what_is_large_is_sent_again_without_being_held() -> None:
 
 def test_log_probabilities_are_no_part_of_the_conversation() -> None:
     builder = builder_of(num_logprobs=0)
-    thoughts, call = Read([Thought("Hm.")]), Read([Piece("f", "{}")])
+    thoughts, call = Read([ThoughtPiece("Hm.")]), Read([CallPiece("f", "{}")])
     logprobs = [{"token": "x" * 1000}]
     for read, is_thought in ((thoughts, True), (Read.of("a"), False), (call, False)):
         run(builder.output.add(read, logprobs, is_thought))

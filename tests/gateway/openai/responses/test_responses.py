@@ -562,7 +562,7 @@ def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
         begun = await at.client.responses.create(model="demo", input="How far?", background=True)
         while not at.router.submitted:
             await asyncio.sleep(0.01)
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background and isinstance(background._store, RedisResponses)
         async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
             lines = stream.aiter_lines()
@@ -613,7 +613,7 @@ def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
 def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> None:
     async def scenario(at: System) -> None:
         first = await at.client.responses.create(model="demo", input="How far?")
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
         look, is_asked, may_look = background._looking._look, asyncio.Event(), asyncio.Event()
 
@@ -683,7 +683,7 @@ def test_another_gateway_answers_what_one_has_begun() -> None:
         begun = await at.client.responses.create(model="demo", input="How far?", background=True)
         while not at.router.submitted:
             await asyncio.sleep(0.01)
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
 
         async def look() -> None:
