@@ -91,8 +91,8 @@ MAY_IMPORT = {
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
 # there is no cycle.
 GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
-    "webhooks": set(),
     "limits": set(),
+    "webhooks": set(),
     "page": set(),
     "grammars": {"limits"},
     "http": {"limits"},

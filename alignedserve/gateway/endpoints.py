@@ -8,7 +8,7 @@ from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepare_process import main
-from alignedserve.gateway.openai.batch_bodies import BATCHES
+from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE

@@ -26,7 +26,7 @@ from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import Server
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.launcher_link import LauncherActions, LauncherLink
-from alignedserve.gateway.model.lengths import Lengths
+from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.services import StoreServices
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
@@ -66,7 +66,7 @@ class HttpServer(Protocol):
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._lengths = Lengths(config.lengths)
+        self._lengths = AnswerLengths(config.lengths)
         self.telemetry = Telemetry(_traces(config), self._lengths.ended)
         self._islands = Islands(
             config.routers,

@@ -18,8 +18,8 @@ from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
 from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.reading import BodyMemory
-from alignedserve.gateway.openai.batches import batch_routes
-from alignedserve.gateway.openai.files import file_routes
+from alignedserve.gateway.openai.batch_jobs.files import file_routes
+from alignedserve.gateway.openai.batch_jobs.routes import batch_routes
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
 from alignedserve.gateway.telemetry.metrics import Metrics

@@ -19,7 +19,7 @@ import pytest
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.tasks import TASKS
 from alignedserve.gateway.model import lengths as module
-from alignedserve.gateway.model.lengths import MAX_LEARNING, Lengths
+from alignedserve.gateway.model.lengths import MAX_LEARNING, AnswerLengths
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor
@@ -246,7 +246,7 @@ def test_a_corrupt_state_is_set_aside_with_a_warning(caplog: pytest.LogCaptureFi
 
 def test_of_many_answers_at_once_few_are_with_the_thread_and_a_prediction_goes_before() -> None:
     async def scenario() -> None:
-        lengths = Lengths(LengthConfig("hash"))
+        lengths = AnswerLengths(LengthConfig("hash"))
         lengths.prepare(MODEL)
         params = SamplingParams(max_tokens=100)
         async with lengths.running("demo", None):
@@ -278,7 +278,7 @@ def test_a_corpus_teaches_before_anything_is_served(
         {"prompt": "", "answer": "a " * MODEL.max_model_len},
     ]
     (tmp_path / "said.jsonl").write_text("\n".join([*lines[:2], *map(json.dumps, long), "no JSON"]))
-    lengths = Lengths(LengthConfig("hash", predictor_entries=4, corpus="~/said.jsonl"))
+    lengths = AnswerLengths(LengthConfig("hash", predictor_entries=4, corpus="~/said.jsonl"))
     lengths.prepare(MODEL)
     tokenizer = MODEL.tokenizer
     assert tokenizer
@@ -303,7 +303,7 @@ def test_a_corpus_that_can_not_be_read_is_named(tmp_path: Path, text: str | None
     if text is not None:
         path.write_text(text)
     with pytest.raises(ValueError, match=f"length_corpus='{path}': .*{why}"):
-        Lengths(LengthConfig("hash", corpus=str(path))).prepare(MODEL)
+        AnswerLengths(LengthConfig("hash", corpus=str(path))).prepare(MODEL)
     with pytest.raises(ValueError, match="length_corpus: needs a length_predictor"):
         LengthConfig("none", corpus=str(path))
 
@@ -313,7 +313,7 @@ def test_a_corpus_that_goes_wrong_after_its_first_line_is_named_before_anything_
 ) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"prompt": "one", "answer": "two"}\n{')
-    lengths = Lengths(LengthConfig("hash", corpus=str(path)))
+    lengths = AnswerLengths(LengthConfig("hash", corpus=str(path)))
     lengths.prepare(MODEL)
 
     async def scenario() -> None:
@@ -348,7 +348,7 @@ def test_a_corpus_is_read_only_where_nothing_was_saved(
     caplog.set_level("INFO")
 
     async def num_known(store: Any) -> int:
-        lengths = Lengths(LengthConfig("hash", corpus=str(path)))
+        lengths = AnswerLengths(LengthConfig("hash", corpus=str(path)))
         lengths.prepare(MODEL)
         async with lengths.running("demo", store):
             assert lengths._predictor
@@ -357,7 +357,7 @@ def test_a_corpus_is_read_only_where_nothing_was_saved(
     async def scenario() -> None:
         assert await num_known(OneState(None)) == 2 and "learned from" in caplog.text
         caplog.clear()
-        empty = Lengths(LengthConfig("hash"))
+        empty = AnswerLengths(LengthConfig("hash"))
         empty.prepare(MODEL)
         async with empty.running("demo", None):
             assert empty._predictor

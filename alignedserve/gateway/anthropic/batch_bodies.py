@@ -14,7 +14,7 @@ from alignedserve.batch.validate import Validator
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
-from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.store import Problem
@@ -24,13 +24,13 @@ from alignedserve.store import Problem
 MAX_INPUT_BYTES = 16 << 20
 
 
-class BatchedRequest(Fields):
+class BatchedRequest(BodyFields):
     custom_id: str
     # The body of a message. Only its model is checked before the request runs.
     params: dict[str, Any]
 
 
-class MessageBatchBody(Fields):
+class MessageBatchBody(BodyFields):
     requests: list[BatchedRequest] = Field(min_length=1, max_length=MAX_LINES, fail_fast=True)
 
 

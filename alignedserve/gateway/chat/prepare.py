@@ -21,7 +21,7 @@ from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading, types_for
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -29,7 +29,7 @@ from alignedserve.types import InvalidRequest
 
 
 class PreparedChat(Prepared, frozen=True, kw_only=True):
-    reading: Reading
+    reading: TextReading
     # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
 
@@ -41,7 +41,7 @@ class _Tooling:
     # Variables for the chat template.
     variables: dict[str, Any] = field(default_factory=dict)
     # Finds calls in the text.
-    reading: Reading = field(default_factory=Reading)
+    reading: TextReading = field(default_factory=TextReading)
     # Constraints on the output. `forced` is a call that has to be made. `free` is any of the calls that may be made, if
     # the client asks for no other format.
     forced: StructuredOutputsParams | None = None
@@ -117,7 +117,7 @@ def _thinking_of(
     return thinking
 
 
-def _with_tags(reading: Reading, has_tools: bool) -> Reading:
+def _with_tags(reading: TextReading, has_tools: bool) -> TextReading:
     """Returns the reading of a text that keeps its reasoning and the tags around it. Raises InvalidRequest."""
     if reading.name != HARMONY:
         return msgspec.structs.replace(reading, thinking=None)
@@ -125,7 +125,7 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
         raise InvalidRequest(
             "separate_reasoning=False: not with tools; this model's calls are parsed with its reasoning"
         )
-    return Reading()
+    return TextReading()
 
 
 def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_format: bool) -> _Tooling:
@@ -141,15 +141,15 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_form
     if model.writes_harmony(has_tools=True):
         return _harmony(variables, chat, model, limits, has_format)
     if isinstance(choice, ChosenTool):
-        return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
+        return _Tooling(variables, TextReading(NAMED, choice.function.name), forced)
     if choice == "required":
-        return _Tooling(variables, Reading(JSON), forced)
+        return _Tooling(variables, TextReading(JSON), forced)
     family = family_of(template, model.special_id)
     free = None
     if not has_format:
         free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
     name = family.held_name if free and family.held_name else family.name
-    reading = Reading(name, types=types_for(name, tools))
+    reading = TextReading(name, types=types_for(name, tools))
     return _Tooling(variables, reading, None, free, family.has_special_marks)
 
 
@@ -161,8 +161,8 @@ def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
         # This raises ApiError.
         model.tool_template  # noqa: B018
         variables = tool_variables(chat.tools, model)
-    name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else Reading().name
-    return _Tooling(variables, Reading(name))
+    name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else TextReading().name
+    return _Tooling(variables, TextReading(name))
 
 
 def _harmony(
@@ -179,7 +179,7 @@ def _harmony(
         forced = family.forced(chat.tools, most)
     elif chat.tools and not has_format:
         free = family.structure(chat.tools, chat.one_call_at_most, most)
-    reading = Reading(HARMONY, name, types_for(HARMONY, chat.tools))
+    reading = TextReading(HARMONY, name, types_for(HARMONY, chat.tools))
     return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 

@@ -57,7 +57,7 @@ NUM_AT_ONCE, NUM_TOKENS_AT_ONCE = 16, 1 << 17
 
 
 @dataclass(frozen=True)
-class Delta:
+class ChoiceDelta:
     """The new tokens and text of a choice. The first token may have no text yet, and the last delta no tokens."""
 
     index: int
@@ -88,7 +88,7 @@ class Delta:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
     # Prompt tokens with KV reused from earlier prompts.
@@ -107,7 +107,7 @@ class Usage:
 
 
 @dataclass(eq=False)
-class _Choice:
+class _OpenChoice:
     key: RequestKey
     text: TextStream
 
@@ -134,11 +134,11 @@ class Generation:
     cache_salt: str = ""
     reports_progress: bool = False
     adapter: str = ""
-    _choices: list[_Choice] = field(default_factory=list)
+    _choices: list[_OpenChoice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.usage = Usage(sum(map(len, self.prompts)))
+        self.usage = TokenUsage(sum(map(len, self.prompts)))
 
     async def start(self) -> None:
         """Opens the requests. Raises ApiError if there is no router."""
@@ -168,13 +168,13 @@ class Generation:
         """Aborts the requests that have not ended. Safe to repeat."""
         self.islands.close_all([choice.key for choice in self._choices])
 
-    async def collect(self, add: Callable[[Delta], None]) -> None:
+    async def collect(self, add: Callable[[ChoiceDelta], None]) -> None:
         """Runs all choices to their end. Raises ApiError."""
         await self.start()
         async for delta in self.deltas():
             add(delta)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Yields deltas until all choices have ended. Raises ApiError if one of them fails."""
         num_unfinished = len(self._choices)
         while num_unfinished:
@@ -206,15 +206,15 @@ class Generation:
             is_pressed=self.service.is_pressed,
             adapter=self.adapter,
         )
-        self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
+        self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
-    def _delta(self, index: int, news: News) -> Delta | None:
+    def _delta(self, index: int, news: News) -> ChoiceDelta | None:
         """Returns None for output after a stop string."""
         if isinstance(news, Rejected):
             raise rejection(news)
         if isinstance(news, PromptProgress):
-            return Delta(index, "", [], [], None, progress=news)
+            return ChoiceDelta(index, "", [], [], None, progress=news)
         if news.finish_reason in ("error", "abort"):
             raise self._failure(news.error or news.finish_reason)
         choice = self._choices[index]
@@ -229,7 +229,7 @@ class Generation:
             return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
         return ApiError(500, f"generation failed: {reason}")
 
-    def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
+    def _take(self, index: int, choice: _OpenChoice, news: NewTokens) -> ChoiceDelta:
         texts: list[str] = []
         taken, reason = 0, news.finish_reason
         if index % self.params.n == 0:
@@ -243,9 +243,9 @@ class Generation:
                 self.islands.close(choice.key, reason)
                 break
         if not self.gives_output:
-            return Delta(index, "", [], [], "length", news.prompt_logprobs)
+            return ChoiceDelta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
-        return Delta(
+        return ChoiceDelta(
             index,
             "".join(texts),
             news.tokens[:taken],

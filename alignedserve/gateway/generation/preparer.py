@@ -25,8 +25,8 @@ from alignedserve.gateway.generation.prepare_process import (
     OUT_OF_MEMORY,
     Asked,
     Greeting,
+    PrepareReply,
     TokenizerParts,
-    Told,
 )
 from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
@@ -62,7 +62,7 @@ class TookTooLong(Exception):
     """A body took longer than its lane allows."""
 
 
-class Lane:
+class PrepareLane:
     """A child process that prepares one body after another, in fair turns."""
 
     def __init__(self, starter: Starter, cpu_s: float | None = None) -> None:
@@ -114,8 +114,8 @@ class Preparer:
         self.limits = limits
         self.is_strict = is_strict
         starter = Starter(module, lambda: (self._greeting,), START_CLOCK_S, keeps_spare=True)
-        self._small = Lane(starter, SMALL_CPU_S)
-        self._medium, self._large = (Lane(starter) for _ in range(2))
+        self._small = PrepareLane(starter, SMALL_CPU_S)
+        self._medium, self._large = (PrepareLane(starter) for _ in range(2))
 
     async def start(self) -> None:
         """Starts the process for small bodies, which tries the model's tokenizer and templates. A spare process then
@@ -237,7 +237,7 @@ class Preparer:
 
 def _result_of(answer: bytes, endpoint: Endpoint) -> Result:
     """Raises ApiError and Expands."""
-    told = msgspec.msgpack.decode(answer, type=Told)
+    told = msgspec.msgpack.decode(answer, type=PrepareReply)
     if told.error:
         status, message, param, code = told.error
         raise ApiError(status, message, param, code)

@@ -27,7 +27,7 @@ from alignedserve.gateway.http.json_pieces import blocks_of
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.limits.fair_queue import QueueTimeout
 from alignedserve.gateway.limits.limits import Limits, SloConfig
-from alignedserve.gateway.model.lengths import Lengths
+from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.metrics import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
@@ -46,7 +46,7 @@ class RequestBuilder:
     preparer: Preparer
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
-    lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
+    lengths: AnswerLengths = field(default_factory=lambda: AnswerLengths(LengthConfig(NONE)))
     # Gives a seed to requests that have none.
     seeds: Random = field(default_factory=Random)
     ignored_parameters: IgnoredParameters = field(default_factory=IgnoredParameters)

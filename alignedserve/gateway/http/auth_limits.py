@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
-from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
+from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
@@ -124,7 +124,7 @@ class AuthLimitsMiddleware:
             call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
         with self._access.memory.share(owner or ANYONE) as share:
-            reading = Reading(receive, headers, share, *max_bytes)
+            reading = BodyReading(receive, headers, share, *max_bytes)
             send = reading.answering(send)
             refusal = self._refusal(scope, headers, owner) or reading.refusal()
             if refusal:

@@ -22,22 +22,22 @@ from alignedserve.gateway.limits.few_at_once import FewAtOnce
 MAX_PIECES_A_ROUND = 4
 
 
-class Reader(Protocol):
+class SocketReader(Protocol):
     def read_on(self) -> None: ...
 
 
 class Reads:
     def __init__(self) -> None:
         # Waiting readers in order of arrival.
-        self._waiting: dict[Reader, None] = {}
+        self._waiting: dict[SocketReader, None] = {}
 
-    def wait(self, reader: Reader) -> None:
+    def wait(self, reader: SocketReader) -> None:
         """Calls the reader to continue in a later turn of the event loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._next_round)
         self._waiting[reader] = None
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: SocketReader) -> None:
         """Forgets the reader. Safe to repeat."""
         self._waiting.pop(reader, None)
 

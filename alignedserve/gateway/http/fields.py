@@ -20,7 +20,7 @@ MAX_UNKNOWN = 64
 MAX_NAME_CHARS = 100
 
 
-class Fields(BaseModel):
+class BodyFields(BaseModel):
     """An object that a client sends. It holds unknown fields until `take_unknown`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -51,9 +51,9 @@ def check_number(names: Collection[str]) -> None:
 def _taken(found: Any, prefix: str) -> Iterator[str]:
     if isinstance(found, BaseModel):
         extra = found.model_extra
-        refused = found.refused if isinstance(found, Fields) else {}
+        refused = found.refused if isinstance(found, BodyFields) else {}
         for name, value in (extra or {}).items():
-            if isinstance(found, Fields) and found.is_ours:
+            if isinstance(found, BodyFields) and found.is_ours:
                 known = ", ".join(type(found).model_fields)
                 raise InvalidRequest(f"{prefix}{shortened(name, MAX_NAME_CHARS)}: must be one of {known}")
             if name not in refused:

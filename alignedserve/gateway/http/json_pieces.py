@@ -134,7 +134,7 @@ async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | No
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json", headers=headers)
     headers = {**(headers or {}), "Content-Length": str(sum(map(len, blocks)))}
-    return Stream(_in_turn(blocks), media_type="application/json", headers=headers)
+    return AnswerStream(_in_turn(blocks), media_type="application/json", headers=headers)
 
 
 async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
@@ -144,7 +144,7 @@ async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes 
         await asyncio.sleep(0)
 
 
-class Stream(StreamingResponse):
+class AnswerStream(StreamingResponse):
     """A StreamingResponse without reference cycles. Starlette's own ends a stream by a task group with exceptions and
     frames that refer to each other. When a thousand clients disconnected, Python's garbage collector found 200,000
     objects at once, and held everything up for 0.4 s."""

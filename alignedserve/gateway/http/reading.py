@@ -81,7 +81,7 @@ class BodyMemory:
             self.add(holder, -found.num_bytes)
 
 
-class Reading:
+class BodyReading:
     def __init__(
         self, receive: Receive, headers: Headers, share: Share, max_bytes: int, max_held_bytes: int
     ) -> None:

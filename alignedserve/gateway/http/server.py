@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from fastapi import FastAPI
 
-from alignedserve.gateway.http.connection import HEAD_S, Connection
+from alignedserve.gateway.http.connection import HEAD_S, HttpConnection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 RequestIdMiddleware(app, around),
-                http=functools.partial(Connection, self.connections),  # type: ignore[arg-type]
+                http=functools.partial(HttpConnection, self.connections),  # type: ignore[arg-type]
                 ws="none",
                 proxy_headers=False,
                 log_config=None,

@@ -17,7 +17,7 @@ class FewAtOnce:
     def __init__(self, at_once: int) -> None:
         """`at_once` is how many tasks run in one turn of the event loop, at most."""
         self._at_once = at_once
-        self._urgent, self._patient = _Waiting(), _Waiting()
+        self._urgent, self._patient = _WaitingWork(), _WaitingWork()
         # Total weight of the tasks done in this turn.
         self._done = 0
 
@@ -49,7 +49,7 @@ class FewAtOnce:
             self._do(*self._patient.take())
 
 
-class _Waiting:
+class _WaitingWork:
     """Waiting work by owner. The owner with the next turn comes first."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 Answer = tuple[Prediction, int, str]
 
 
-class Lengths:
+class AnswerLengths:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
         # Makes an empty predictor. None: nothing is predicted.

@@ -11,22 +11,22 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 
-class TextFormat(Fields):
+class TextFormat(BodyFields):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Fields):
+class JsonObjectFormat(BodyFields):
     type: Literal["json_object"]
 
 
-class JsonSchema(Fields):
+class JsonSchema(BodyFields):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -34,7 +34,7 @@ class JsonSchema(Fields):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Fields):
+class JsonSchemaFormat(BodyFields):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -79,7 +79,7 @@ Prompt = Annotated[
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
 
-class StreamOptions(Fields):
+class StreamOptions(BodyFields):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     # vLLM's field: each chunk has the usage so far.

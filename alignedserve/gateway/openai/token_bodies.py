@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
@@ -19,7 +19,7 @@ from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
 from alignedserve.gateway.tools.harmony import effort_of
 
 
-class TokenizeBody(Fields):
+class TokenizeBody(BodyFields):
     refused: ClassVar[Mapping[str, str]] = {
         "chat_template": ": the model's own is used",
         "continue_final_message": "",
@@ -40,7 +40,7 @@ class TokenizeBody(Fields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Fields):
+class DetokenizeBody(BodyFields):
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 

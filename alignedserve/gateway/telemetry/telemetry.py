@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from alignedserve.gateway.http.request_id import HttpCall, current_call
+from alignedserve.gateway.http.request_id import CurrentCall, current_call
 from alignedserve.gateway.telemetry.metrics import Metrics, TierMetrics
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.messages import Request
@@ -22,7 +22,7 @@ Timeline = Sequence[tuple[str, float]]
 class RequestStats:
     request: Request
     # The call that the request belongs to. None: it is a line of a batch.
-    call: HttpCall | None
+    call: CurrentCall | None
     _metrics: Metrics
     # `_on_end` is called when the request has ended. `_on_timeline` is called when, in addition, its whole timeline is
     # known.
@@ -161,7 +161,7 @@ class RequestStats:
 
 
 class Traces(Protocol):
-    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+    def around(self, call: CurrentCall) -> AbstractContextManager[object]:
         """Opens the call's span, which ends with the block."""
 
     def ended(self, stats: RequestStats) -> None:
@@ -172,7 +172,7 @@ class Traces(Protocol):
 
 
 class NoTraces:
-    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+    def around(self, call: CurrentCall) -> AbstractContextManager[object]:
         return nullcontext()
 
     def ended(self, stats: RequestStats) -> None:

@@ -19,7 +19,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from alignedserve.gateway.http import connection, reading
-from alignedserve.gateway.http.connection import Connection, _Transport
+from alignedserve.gateway.http.connection import HttpConnection, _Transport
 from alignedserve.gateway.http.connections import (
     MAX_PIECES_A_ROUND,
     Connections,
@@ -295,7 +295,7 @@ def test_what_the_server_takes_its_time_for_is_not_the_clients_fault(monkeypatch
 
         with reading.BodyMemory(1000).share("a") as share:
             headers = Headers({"transfer-encoding": "chunked"})
-            body = reading.Reading(receive, headers, share, 1000, 1000)
+            body = reading.BodyReading(receive, headers, share, 1000, 1000)
             while messages:
                 await body.receive()
                 clock.now += reading.GRACE_S
@@ -443,7 +443,7 @@ def test_a_file_that_is_deleted_meanwhile_is_a_broken_download(caplog: pytest.Lo
 
 
 def test_the_protocol_does_not_depend_on_what_is_installed() -> None:
-    assert [each.__module__ for each in Connection.__mro__ if "uvicorn" in each.__module__] == [
+    assert [each.__module__ for each in HttpConnection.__mro__ if "uvicorn" in each.__module__] == [
         "uvicorn.protocols.http.h11_impl"
     ]
 

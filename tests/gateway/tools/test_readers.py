@@ -21,7 +21,7 @@ from alignedserve.gateway.tools.readers import (
     ReadPart,
     ThoughtPiece,
 )
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -224,7 +224,7 @@ def test_objects_that_are_no_calls_are_read_again_up_to_a_bound(monkeypatch: pyt
 
     monkeypatch.setattr(Nesting, "end", counted)
     text = 'functools{"<|/tool_call|>",' * 6000
-    reader = Reading("phi").new_reader()
+    reader = TextReading("phi").new_reader()
     read = Read()
     for start in range(0, len(text), 4):
         read.add(reader.feed(text[start : start + 4]))
@@ -245,7 +245,7 @@ def test_arguments_are_told_as_they_come() -> None:
 
 
 def reading(name: str, thinking: Thinking | None = None) -> Callable[[], Reader]:
-    return Reading(name, types={"x": {}}, thinking=thinking).new_reader
+    return TextReading(name, types={"x": {}}, thinking=thinking).new_reader
 
 
 def strings_of(reader: Reader) -> Iterator[str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader, ThoughtPiece
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import MAX_WAIT_CHARS, ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
@@ -89,7 +89,7 @@ FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function
     ],
 )
 def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     for text, reasoning in (
         (f"I call.\n{call}", "I call."),
         (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no."),
@@ -118,7 +118,7 @@ ONE_LINE = ["hermes", "kimi", "granite"]
     ids=len,
 )
 def test_a_tag_in_a_text_within_a_call_closes_no_thoughts(name: str, text: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     call = WRITING[name].replace("TEXT", text)
     for said, reasoning, content in (
         (f"I call. {call}", "I call.", ""),
@@ -146,7 +146,7 @@ def test_a_tag_in_a_text_within_a_call_closes_no_thoughts(name: str, text: str) 
     ids=lambda answer: answer[:10],
 )
 def test_a_tag_closes_thoughts_where_a_call_in_them_is_left(name: str, answer: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     begun = "Hm. " + WRITING[name].split("TEXT")[0] + "Ro"
     for call in ("", WRITING[name].replace("TEXT", "Bari")):
         said = f"{begun}</think>{answer}{call}"
@@ -158,7 +158,7 @@ def test_a_tag_closes_thoughts_where_a_call_in_them_is_left(name: str, answer: s
 
 @pytest.mark.parametrize("name", WRITING)
 def test_an_answer_after_a_call_that_is_left_is_not_held_for_long(name: str) -> None:
-    reader = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED).new_reader()
+    reader = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED).new_reader()
     reader.feed(WRITING[name].split("TEXT")[0] + "Ro</think>")
     if name in ONE_LINE:
         assert reader.feed("\n\nSo").content == "So"
@@ -211,7 +211,7 @@ def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     ],
 )
 def test_thoughts_are_shown_while_they_come_where_no_call_can_begin(name: str, text: str) -> None:
-    reader = Reading(name, thinking=OPENED).new_reader()
+    reader = TextReading(name, thinking=OPENED).new_reader()
     shown = ""
     for letter in text + "word ":
         shown += reader.feed(letter).reasoning

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
-from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
@@ -22,16 +22,16 @@ MAX_NEW_ITEMS = 20
 NewItems = Annotated[list[Any], Field(max_length=MAX_NEW_ITEMS)]
 
 
-class ConversationBody(Fields):
+class ConversationBody(BodyFields):
     items: NewItems | None = None
     metadata: Metadata | None = None
 
 
-class ConversationUpdate(Fields):
+class ConversationUpdate(BodyFields):
     metadata: Metadata | None
 
 
-class ConversationAddition(Fields):
+class ConversationAddition(BodyFields):
     items: NewItems
 
 

@@ -9,7 +9,13 @@ from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.items import index_of, new_id
-from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
+from alignedserve.gateway.openai.responses.output_items import (
+    Call,
+    Message,
+    OutputItem,
+    ReasoningItem,
+    TextItem,
+)
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
 from alignedserve.gateway.tools.readers import CallPiece, ContentPiece, Read, ThoughtPiece
 
@@ -70,7 +76,7 @@ class Output:
         for part in read.parts:
             match part:
                 case ThoughtPiece(text):
-                    yield from self._go_on(Thoughts, "reasoning", text, b"")
+                    yield from self._go_on(ReasoningItem, "reasoning", text, b"")
                 case ContentPiece(text):
                     # The first content gets all of them.
                     self._wait(logprobs)

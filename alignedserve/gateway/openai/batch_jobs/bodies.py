@@ -9,10 +9,10 @@ from pydantic import Field
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
-from alignedserve.gateway.openai.files import MAX_EXPIRES_S, MIN_EXPIRES_S
+from alignedserve.gateway.openai.batch_jobs.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import kept_json
 from alignedserve.gateway.webhooks.urls import check_url
@@ -21,19 +21,19 @@ Name = Annotated[str, Field(max_length=256)]
 WEBHOOK_URL: Final = "alignedserve.webhook_url"
 
 
-class ExpiresAfter(Fields):
+class ExpiresAfter(BodyFields):
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
 
 
-class OwnFields(Fields):
+class OwnFields(BodyFields):
     """Fields that OpenAI's batches lack."""
 
     # The URL that is notified when the batch has ended.
     webhook_url: str | None = None
 
 
-class BatchBody(Fields):
+class BatchBody(BodyFields):
     # An id, or the URL of a file that is read at its place.
     input_file_id: Annotated[str, Field(max_length=4096)]
     endpoint: Name

@@ -24,8 +24,8 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
-from alignedserve.gateway.openai.batch_bodies import BATCHES, WEBHOOK_URL, AskedBatch, BatchBody
-from alignedserve.gateway.openai.files import find_file, list_response, viewer
+from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES, WEBHOOK_URL, AskedBatch, BatchBody
+from alignedserve.gateway.openai.batch_jobs.files import find_file, list_response, viewer
 from alignedserve.gateway.webhooks.urls import is_allowed
 from alignedserve.store import (
     FileId,

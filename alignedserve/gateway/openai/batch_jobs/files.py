@@ -12,8 +12,8 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.http.errors import ApiError, BrokenOff
-from alignedserve.gateway.http.json_pieces import Json, Stream
+from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError
+from alignedserve.gateway.http.json_pieces import AnswerStream, Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
 from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
@@ -73,7 +73,7 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     @routes.get("/v1/files/{file_id}/content")
     async def content(file_id: str, http: Request) -> Response:
         file = await find_file(store, file_id, viewer(http, is_shared))
-        return Stream(
+        return AnswerStream(
             content_of(contents, file),
             media_type="application/octet-stream",
             headers={"Content-Length": str(file.num_bytes)},
@@ -151,14 +151,14 @@ def list_response(data: list[Json], has_more: bool) -> Response:
 
 
 async def content_of(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]:
-    """Yields the file's chunks. Raises BrokenOff if one is missing, since the length was announced."""
+    """Yields the file's chunks. Raises AnswerBrokenOff if one is missing, since the length was announced."""
     for number in range(file.num_chunks):
         try:
             chunk = await contents.chunk(file, number)
         except StoreAway as error:
-            raise BrokenOff(f"the store of files can't be reached: {error}") from None
+            raise AnswerBrokenOff(f"the store of files can't be reached: {error}") from None
         if chunk is None:
-            raise BrokenOff("the file was deleted meanwhile")
+            raise AnswerBrokenOff("the file was deleted meanwhile")
         yield chunk
 
 
