@@ -12,11 +12,9 @@ from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_p
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
+from alignedserve.gateway.generation.responding import ANSWERED, answer_directly, read_call, respond
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
-from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.model.served_model import ServedModel
 
@@ -77,8 +75,6 @@ def message_routes(request_builder: RequestBuilder) -> APIRouter:
 
     @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))
     async def counted(http: Request) -> Response:
-        found = await request_builder.preparer.answer(COUNT_TOKENS, await json_body(http), owner_of(http))
-        headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(bytes(found.body), media_type="application/json", headers=headers)
+        return await answer_directly(http, COUNT_TOKENS, request_builder)
 
     return routes

@@ -14,6 +14,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -58,6 +59,27 @@ START_CLOCK_S = 10 * START_S
 TURN_S = 30.0
 
 
+@dataclass(frozen=True)
+class ReceivedBody:
+    """The body of a call, and what belongs to it."""
+
+    endpoint: Endpoint
+    pieces: Sequence[bytes]
+    # The owner of the call's API key (http/keys.py).
+    owner: str
+    # The conversation before it, as a JSON array in pieces.
+    earlier: Sequence[Piece] | None = None
+    is_best_effort: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.pieces)) + self.num_earlier_bytes
+
+    @property
+    def num_earlier_bytes(self) -> int:
+        return sum(map(len, self.earlier or ()))
+
+
 class TookTooLong(Exception):
     """A body took longer than its lane allows."""
 
@@ -71,22 +93,14 @@ class PrepareLane:
         self._turns = FairQueue()
         self._cpu_s = cpu_s
 
-    async def told(
-        self,
-        path: str,
-        body: Sequence[bytes],
-        owner: str,
-        earlier: Sequence[Piece] | None = None,
-        room: int | None = None,
-        is_best_effort: bool = False,
-    ) -> bytes:
-        """Returns the process's answer. Raises ApiError and TookTooLong."""
-        num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
+    async def told(self, body: ReceivedBody, room: int) -> bytes:
+        """Returns the process's answer. `room`: see Beside. Raises ApiError and TookTooLong."""
+        num_earlier_bytes = None if body.earlier is None else body.num_earlier_bytes
         niceness = NICENESS if self._cpu_s is None else 0
-        asked = Asked(path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
+        asked = Asked(body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
-            async with self._turns.turn(owner, TURN_S, is_best_effort):
-                return await self._asked(asked.head, *(earlier or ()), *body)
+            async with self._turns.turn(body.owner, TURN_S, body.is_best_effort):
+                return await self._asked(asked.head, *(body.earlier or ()), *body.pieces)
         except QueueTimeout:
             raise unavailable("bodies of other API keys are being read") from None
         except NotStarted as error:
@@ -174,39 +188,28 @@ class Preparer:
     ) -> Result:
         """Returns the result of `endpoint.make`. Best effort waits for other bodies, except for a small share of the
         time. Raises ApiError."""
-        num_bytes = sum(map(len, [*body, *(earlier or ())]))
+        received = ReceivedBody(endpoint, body, owner, earlier, is_best_effort)
         try:
-            return await self.made(endpoint, body, owner, earlier, num_bytes, is_best_effort=is_best_effort)
+            return await self.made(received)
         except Expands as found:
             num_added = found.num_bytes
-        if num_bytes + num_added > self.limits.max_body_bytes:
+        if received.num_bytes + num_added > self.limits.max_body_bytes:
             raise too_large(self.limits.max_body_bytes, "with all that it refers to, ")
-        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
+        return await self.made(received, num_added)
 
-    async def made(
-        self,
-        endpoint: Endpoint,
-        body: Sequence[bytes],
-        owner: str,
-        earlier: Sequence[Piece] | None,
-        num_bytes: int,
-        num_added: int = 0,
-        is_best_effort: bool = False,
-    ) -> Result:
+    async def made(self, body: ReceivedBody, num_added: int = 0) -> Result:
         """Prepares the call in the lane for its size, including `num_added` bytes to which it refers. Raises ApiError,
         and Expands if it refers to more."""
-        size = num_bytes + num_added
+        size = body.num_bytes + num_added
         if size <= SMALL_BYTES:
             with contextlib.suppress(TookTooLong):
-                room = SMALL_BYTES - num_bytes
-                answer = await self._small.told(endpoint.path, body, owner, earlier, room, is_best_effort)
-                return _result_of(answer, endpoint)
+                answer = await self._small.told(body, SMALL_BYTES - body.num_bytes)
+                return _result_of(answer, body.endpoint)
         lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
         # The brackets around a conversation do not count towards the limit.
-        room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
+        room = max(0, min(most, self.limits.max_body_bytes) - body.num_bytes)
         try:
-            answer = await lane.told(endpoint.path, body, owner, earlier, room, is_best_effort)
-            return _result_of(answer, endpoint)
+            return _result_of(await lane.told(body, room), body.endpoint)
         except TookTooLong:
             raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 

@@ -40,6 +40,13 @@ async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestB
     return await request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
 
 
+async def answer_directly(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Response:
+    """Reads the body and sends the answer of an endpoint that needs no engine. Raises ApiError."""
+    found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
+    headers = request_builder.ignored_parameters.note(found.ignored)
+    return await json_response([found.body], headers)
+
+
 async def respond(
     http: Request, call: Prepared, request_builder: RequestBuilder, keep: Keep = _keep_nothing
 ) -> Response:

@@ -1,4 +1,4 @@
-"""All islands. A request goes to the island that suits it best (island_choice.py). Open requests of a lost island move
+"""All islands. A request goes to the island that suits it best (choice.py). Open requests of a lost island move
 to the others.
 
 Islands may be added and removed while the gateway runs (`set`). There is always at least one, though it may be down.
