@@ -23,7 +23,7 @@ from alignedserve.gateway.http.auth_limits import Access, DrainState, body_memor
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.http.server import Server
+from alignedserve.gateway.http.server import GatewayServer
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.launcher_link import LauncherActions, LauncherLink
 from alignedserve.gateway.model.lengths import AnswerLengths
@@ -276,7 +276,7 @@ class GatewayProcess:
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
-        return Server(
+        return GatewayServer(
             app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
         )
 

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from alignedserve.gateway.http.keys import EXPIRED, Keys, owners_of
-from alignedserve.gateway.http.server import Server
+from alignedserve.gateway.http.server import GatewayServer
 from alignedserve.gateway.islands import launcher_link
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.launch.gateway_links import GatewayLinks
@@ -419,13 +419,13 @@ def test_a_gateway_is_up_once_it_answers() -> None:
     """Not while it waits for its keys, or while its server starts."""
     may_start = asyncio.Event()
 
-    class LateServer(Server):
+    class LateServer(GatewayServer):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await may_start.wait()
             await super().startup(sockets)
 
     class Late(QuickGateway):
-        def make_server(self, app: FastAPI) -> Server:
+        def make_server(self, app: FastAPI) -> GatewayServer:
             return LateServer(app, self.telemetry.traces.around)
 
     async def scenario() -> None:

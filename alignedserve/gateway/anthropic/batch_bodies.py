@@ -12,7 +12,7 @@ from alignedserve.batch.job import Invalid
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.validate import Validator
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits
@@ -34,7 +34,7 @@ class MessageBatchBody(BodyFields):
     requests: list[BatchedRequest] = Field(min_length=1, max_length=MAX_LINES, fail_fast=True)
 
 
-class PreparedBatch(Answered, frozen=True, kw_only=True):
+class PreparedBatch(DirectAnswer, frozen=True, kw_only=True):
     """`body` is the input file."""
 
     num_lines: int

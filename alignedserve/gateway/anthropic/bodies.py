@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
@@ -72,7 +72,7 @@ class Metadata(BodyFields):
 _NO_SUMMARIES = ": this server does not summarise conversations"
 
 
-class CountTokensBody(ConversationBody):
+class CountTokensBody(AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,

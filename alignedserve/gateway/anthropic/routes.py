@@ -10,7 +10,7 @@ from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered, Answering
+from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, answer_directly, read_call, respond
 from alignedserve.gateway.http.description import request_body
@@ -43,13 +43,13 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         return PreparedMessage(**found)
 
 
-def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
+def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> DirectAnswer:
     """Returns the number of tokens of a prompt, which need not fit: clients ask to see how much they have to leave out.
     Raises ApiError and InvalidRequest."""
     with body.naming():
         num_tokens, ignored = count_prompt(body, body.conversation(), model)
         found = msgspec.json.encode({"input_tokens": num_tokens})
-        return Answered(memoryview(found), ignored=[*ignored, *body.ignored])
+        return DirectAnswer(memoryview(found), ignored=[*ignored, *body.ignored])
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)

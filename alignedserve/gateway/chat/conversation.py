@@ -25,7 +25,7 @@ class Conversation:
     effort: str | None = None
 
 
-class ConversationBody(GenerationBody):
+class AnyChatBody(GenerationBody):
     """The fields of all chat bodies, in addition to those of all calls."""
 
     chat_template_kwargs: dict[str, Any] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody, readable, tool_variables
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation, readable, tool_variables
 from alignedserve.gateway.generation.prepared import (
     Prepared,
     check_body,
@@ -50,9 +50,7 @@ class _Tooling:
     shows_special_tokens: bool = False
 
 
-def chat_fields(
-    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
-) -> dict[str, Any]:
+def chat_fields(body: AnyChatBody, chat: Conversation, model: ServedModel, limits: Limits) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
     chat, ignored = _usable(chat, model)
@@ -74,7 +72,7 @@ def chat_fields(
     }
 
 
-def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
+def count_prompt(body: AnyChatBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
     """Returns the number of tokens of the prompt, which need not fit, and the names of ignored parameters. Parameters
     of the output are not checked. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
@@ -83,7 +81,7 @@ def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel)
 
 
 def _prompt_of(
-    body: ConversationBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
+    body: AnyChatBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
 ) -> list[int]:
     effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
     variables = body.template_variables(effort) | tooling.variables
@@ -183,7 +181,7 @@ def _harmony(
     return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 
-def _constrain(params: SamplingParams, body: ConversationBody, tooling: _Tooling) -> str:
+def _constrain(params: SamplingParams, body: AnyChatBody, tooling: _Tooling) -> str:
     """Adds the constraints of tools to `params`. Returns the name of the parameter that determines the output's form.
     Raises InvalidRequest."""
     name = body.structure_name

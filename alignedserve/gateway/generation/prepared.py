@@ -106,7 +106,7 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
         raise NotImplementedError
 
 
-class Answered(msgspec.Struct, frozen=True):
+class DirectAnswer(msgspec.Struct, frozen=True):
     """The answer of an endpoint that needs no engine."""
 
     # JSON. It may have megabytes, and is a view of the child process's answer.

@@ -29,7 +29,7 @@ from alignedserve.gateway.generation.prepare_process import (
     PrepareReply,
     TokenizerParts,
 )
-from alignedserve.gateway.generation.prepared import Answered, Prepared
+from alignedserve.gateway.generation.prepared import DirectAnswer, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large
@@ -169,10 +169,10 @@ class Preparer:
         assert isinstance(found, Prepared)
         return found
 
-    async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Answered:
+    async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> DirectAnswer:
         """Returns the answer of an endpoint that needs no engine. Raises ApiError."""
         found = await self.result(endpoint, body, owner)
-        assert isinstance(found, Answered)
+        assert isinstance(found, DirectAnswer)
         return found
 
     async def aclose(self) -> None:

@@ -29,7 +29,7 @@ TURNS_S = 0.05
 LOOK_S = 0.1
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,

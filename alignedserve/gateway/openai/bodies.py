@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
@@ -188,7 +188,7 @@ class CompletionBody(ChoicesBody):
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
-class ChatBody(ChoicesBody, ConversationBody):
+class ChatBody(ChoicesBody, AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "audio": ": the output is text",

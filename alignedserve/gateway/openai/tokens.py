@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import answer_directly
 from alignedserve.gateway.http.description import request_body
@@ -62,7 +62,7 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answered:
+def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
     model.check_name(body.model)
     tokens, ignored = _tokens(model, body)
     strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
@@ -72,12 +72,12 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answere
         "tokens": tokens,
         "token_strs": strings,
     }
-    return Answered(memoryview(msgspec.json.encode(found)), ignored=ignored)
+    return DirectAnswer(memoryview(msgspec.json.encode(found)), ignored=ignored)
 
 
-def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Answered:
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
     model.check_name(body.model)
-    return Answered(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
+    return DirectAnswer(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
 
 
 def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:

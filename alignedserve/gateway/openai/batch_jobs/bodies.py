@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits
@@ -44,7 +44,7 @@ class BatchBody(BodyFields):
     alignedserve: OwnFields | None = None
 
 
-class AskedBatch(Answered, frozen=True, kw_only=True):
+class AskedBatch(DirectAnswer, frozen=True, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: str

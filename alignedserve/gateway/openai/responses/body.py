@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.openai.responses.items import Item, messages_of
@@ -58,7 +58,7 @@ class ConversationName(BodyFields):
     id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)]
 
 
-class ResponseBody(ConversationBody):
+class ResponseBody(AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "context_management": ": this server does not summarise conversations",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import Limits
@@ -35,7 +35,7 @@ class ConversationAddition(BodyFields):
     items: NewItems
 
 
-class Given(Answered, frozen=True):
+class Given(DirectAnswer, frozen=True):
     """The parts of a body that are stored."""
 
     # JSON with commas between the items; and a line per item: its end in that JSON, and its id as JSON.

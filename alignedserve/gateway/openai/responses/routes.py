@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
@@ -74,7 +74,7 @@ def response_routes(
         owner, body = owner_of(http), await json_body(http)
         preparer = request_builder.preparer
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
-        assert isinstance(found, Answered)
+        assert isinstance(found, DirectAnswer)
         headers = request_builder.ignored_parameters.note(found.ignored)
         return Response(bytes(found.body), media_type="application/json", headers=headers)
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from alignedserve.gateway.generation.preparer import SMALL_BYTES
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, ReceivedBody
 from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
@@ -481,11 +481,9 @@ def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
     asked: list[bool] = []
     made = PreparerInPlace.made
 
-    async def noted(
-        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any, **named: Any
-    ) -> Any:
-        asked.append(earlier is not None)
-        return await made(self, endpoint, body, owner, earlier, *more, **named)
+    async def noted(self: PreparerInPlace, body: ReceivedBody, num_added: int = 0) -> Any:
+        asked.append(body.earlier is not None)
+        return await made(self, body, num_added)
 
     monkeypatch.setattr(PreparerInPlace, "made", noted)
 
