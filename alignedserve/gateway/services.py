@@ -32,7 +32,7 @@ from alignedserve.store.homes import WatchedHome
 
 
 class StoreServices:
-    """Without a store, none of them runs."""
+    """Batch jobs, background responses and webhooks. Without a store, none of them runs."""
 
     def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
         self._config = config
