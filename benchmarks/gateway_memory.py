@@ -30,7 +30,7 @@ from tqdm import tqdm
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress

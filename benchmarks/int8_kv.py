@@ -26,7 +26,7 @@ import numpy as np
 import openai
 
 from alignedserve import demo
-from alignedserve.demo.evaluate import Answered, held_out
+from alignedserve.demo.evaluate import AnsweredTask, held_out
 from alignedserve.demo.tasks import TASKS, Example
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
@@ -74,7 +74,7 @@ class Agreement:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) -> list[Answered]:
+def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) -> list[AnsweredTask]:
     port = free_port(HOST)
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         command = [sys.executable, "-m", "alignedserve", "serve", "--pool-kv-dtype", pool_kv_dtype]
@@ -84,13 +84,13 @@ def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) 
             return asyncio.run(_ask_all(f"http://{HOST}:{port}/v1", examples, pool_kv_dtype))
 
 
-async def _ask_all(url: str, examples: Sequence[Example], name: str) -> list[Answered]:
+async def _ask_all(url: str, examples: Sequence[Example], name: str) -> list[AnsweredTask]:
     turn = asyncio.Semaphore(AT_ONCE)
     with progress(len(examples), "answers") as bar:
         bar.set_description(name)
         async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
 
-            async def ask(example: Example) -> Answered:
+            async def ask(example: Example) -> AnsweredTask:
                 async with turn:
                     answer = await client.chat.completions.create(
                         model="demo",
@@ -101,18 +101,20 @@ async def _ask_all(url: str, examples: Sequence[Example], name: str) -> list[Ans
                     )
                 bar.update()
                 assert answer.usage
-                return Answered(
+                return AnsweredTask(
                     example, answer.choices[0].message.content or "", answer.usage.completion_tokens
                 )
 
             return await asyncio.gather(*map(ask, examples))
 
 
-def share(answers: Sequence[Answered]) -> Share:
+def share(answers: Sequence[AnsweredTask]) -> Share:
     return Share(sum(each.is_right for each in answers), len(answers))
 
 
-def agreement(tokenizer: Tokenizer, ours: Sequence[Answered], theirs: Sequence[Answered]) -> Agreement:
+def agreement(
+    tokenizer: Tokenizer, ours: Sequence[AnsweredTask], theirs: Sequence[AnsweredTask]
+) -> Agreement:
     pairs = [
         (tokenizer.encode(a.text, False), tokenizer.encode(b.text, False))
         for a, b in zip(ours, theirs, strict=True)

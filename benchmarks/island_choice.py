@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from alignedserve.gateway.island_choice import Outlook, best
+from alignedserve.gateway.islands.choice import Outlook, best
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.server import LOAD_S

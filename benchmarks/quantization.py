@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from alignedserve import LLM, SamplingParams, demo
-from alignedserve.demo.evaluate import Answered, held_out
+from alignedserve.demo.evaluate import AnsweredTask, held_out
 from alignedserve.demo.tasks import Example, expected_output_len
 from alignedserve.engine.config import QUANTIZATIONS
 from alignedserve.models.listed_weights import num_weight_bytes
@@ -75,7 +75,7 @@ def answers_of(
     outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
     said = [list(each.outputs[0].token_ids) for each in outputs]
     answered = [
-        Answered(example, output.outputs[0].text, len(tokens))
+        AnsweredTask(example, output.outputs[0].text, len(tokens))
         for example, output, tokens in zip(examples, outputs, said, strict=True)
     ]
     same = [x == y for a, b in zip(said, exact or said, strict=True) for x, y in zip(a, b, strict=False)]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from alignedserve.bench.client import Outcome
-from alignedserve.bench.compare import PERCENTILES, Measured, Server, remarks, table, verdict
+from alignedserve.bench.compare import PERCENTILES, ComparedServer, Measured, remarks, table, verdict
 from alignedserve.bench.compare_config import CompareConfig
 from alignedserve.bench.results import evaluate
 from alignedserve.cli.main import cli
@@ -48,7 +48,9 @@ def printed_by_compare() -> str:
     answered = Outcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
     alone, beside = (evaluate(30 * [answered], 10.0, {"ttft": 1000.0}, PERCENTILES) for _ in range(2))
     found = [
-        Measured(Server(label, "http://host", None), "demo", alone, beside, 9.75, has_batch_api, True, None)
+        Measured(
+            ComparedServer(label, "http://host", None), "demo", alone, beside, 9.75, has_batch_api, True, None
+        )
         for label, has_batch_api in (("AlignedServe", True), ("plain", False))
     ]
     return "\n".join([*table(found), "", *remarks(found, CompareConfig()), verdict(found)])

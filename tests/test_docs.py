@@ -19,9 +19,9 @@ from alignedserve.cli.main import cli
 from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.endpoints import IN_BATCHES
-from alignedserve.gateway.openai.batches import batch_routes
+from alignedserve.gateway.openai.batch_jobs.files import file_routes
+from alignedserve.gateway.openai.batch_jobs.routes import batch_routes
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
-from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.responses.routes import response_routes
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from tests.deploy.test_grafana import exposed

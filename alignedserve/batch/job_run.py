@@ -61,6 +61,16 @@ _NOT_TAKEN = (429, 503)
 
 
 @dataclass(frozen=True)
+class JobHooks:
+    # Called for each line that missed its deadline.
+    on_late: Callable[[], None] = lambda: None
+    # Called for each job that has ended.
+    on_over: Callable[[JobRecord], None] = lambda job: None
+    # Returns the deliveries that announce such a job.
+    deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: ()
+
+
+@dataclass(frozen=True)
 class Shared:
     """What all jobs of a gateway share."""
 
@@ -81,12 +91,7 @@ class Shared:
     reader: LineReader
     # Once it is set, no more lines begin.
     stopping: asyncio.Event
-    # Called for each line that missed its deadline.
-    on_late: Callable[[], None]
-    # Called with each job that has ended.
-    on_over: Callable[[JobRecord], None]
-    # Returns the deliveries that announce a job's end.
-    deliveries_of: Callable[[JobRecord], Sequence[Delivery]]
+    hooks: JobHooks
 
 
 def stage_of(job: JobRecord) -> Stage:
@@ -119,10 +124,10 @@ class JobRun:
             if event is not None:
                 changed = after(job, event, int(time.time()))
                 # If the job has changed, it was cancelled meanwhile. The next round handles that.
-                told = self.shared.deliveries_of(changed) if changed.is_over else ()
+                told = self.shared.hooks.deliveries_of(changed) if changed.is_over else ()
                 is_done = await retried(store.finish_job, job, changed, self.lease, files, told)
                 if is_done and changed.is_over:
-                    self.shared.on_over(changed)
+                    self.shared.hooks.on_over(changed)
 
     def cancel(self) -> None:
         """Stops the work on the file of a job that is being cancelled. No more lines begin. Safe to repeat."""
@@ -185,7 +190,7 @@ class JobRun:
         except TimeoutError:
             async for line in self._unanswered(job):
                 await self._put(job, line, too_late(line), is_bounded=False)
-                self.shared.on_late()
+                self.shared.hooks.on_late()
             return TimeUp()
         return None if self.shared.stopping.is_set() else AllAnswered()
 

@@ -17,7 +17,7 @@ from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.inputs import Inputs
-from alignedserve.batch.job_run import Ask, JobRun, Shared
+from alignedserve.batch.job_run import Ask, JobHooks, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.placed_inputs import PlacedInputs
 from alignedserve.batch.reader import LineReader
@@ -25,9 +25,7 @@ from alignedserve.store import (
     STAGES,
     Contents,
     ContentsInStore,
-    Delivery,
     JobId,
-    JobRecord,
     Lease,
     LeaseLost,
     Stage,
@@ -47,14 +45,10 @@ class BatchRunner:
         served_models: Sequence[str],
         name: str,
         config: BatchConfig | None = None,
-        on_late: Callable[[], None] = lambda: None,
-        on_over: Callable[[JobRecord], None] = lambda job: None,
-        deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
+        hooks: JobHooks | None = None,
         contents: Contents | None = None,
     ) -> None:
-        """`name` identifies the gateway to people. `on_late` is called for each line that missed its deadline, and
-        `on_over` for each job that has ended. `deliveries_of` returns the deliveries that announce such a job. By
-        default the content of files is in the store."""
+        """`name` identifies the gateway to people. By default the content of files is in the store."""
         config = config or BatchConfig()
         self._store = store
         self._contents = contents = contents or ContentsInStore(store)
@@ -78,9 +72,7 @@ class BatchRunner:
             LoopTurns(),
             LineReader(),
             asyncio.Event(),
-            on_late,
-            on_over,
-            deliveries_of,
+            hooks or JobHooks(),
         )
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._looking = Looking(self._look_and_tell, config.look_s, "jobs")

@@ -45,7 +45,7 @@ MakeBar = Callable[[int, str], "tqdm[Any]"]
 
 
 @dataclass(frozen=True)
-class Server:
+class ComparedServer:
     label: str
     url: str
     api_key: str | None
@@ -55,7 +55,7 @@ class Server:
 class Measured:
     """What was measured on one server."""
 
-    server: Server
+    server: ComparedServer
     model: str
     alone: Results
     beside: Results
@@ -79,7 +79,7 @@ class Measured:
         return found
 
 
-def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | None) -> list[Server]:
+def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | None) -> list[ComparedServer]:
     """Raises ValueError unless there are labels and keys for all or none of the servers."""
     bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
     for name in ("label", "api_key"):
@@ -89,10 +89,10 @@ def servers_of(config: CompareConfig, urls: Sequence[str], default_key: str | No
     labels = config.label or [urlsplit(url).netloc for url in bases]
     keys: list[str | None] = [*config.api_key] or [default_key]
     keys = keys if len(keys) == len(bases) else len(bases) * keys
-    return [Server(*each) for each in zip(labels, bases, keys, strict=True)]
+    return [ComparedServer(*each) for each in zip(labels, bases, keys, strict=True)]
 
 
-async def warm_up(config: CompareConfig, server: Server) -> str:
+async def warm_up(config: CompareConfig, server: ComparedServer) -> str:
     """Sends a few requests to the server, and returns the name of its model. Raises ValueError if it answers none."""
     async with _connected(config, server) as http:
         model = config.model or await first_model(http, server.url)
@@ -103,14 +103,14 @@ async def warm_up(config: CompareConfig, server: Server) -> str:
     return model
 
 
-async def measure(config: CompareConfig, server: Server, model: str, make_bar: MakeBar) -> Measured:
+async def measure(config: CompareConfig, server: ComparedServer, model: str, make_bar: MakeBar) -> Measured:
     """Measures one server. Raises ValueError if it can't be used."""
     async with _connected(config, server) as http:
         return await _measure(config, server, model, http, make_bar)
 
 
 @asynccontextmanager
-async def _connected(config: CompareConfig, server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+async def _connected(config: CompareConfig, server: ComparedServer) -> AsyncIterator[httpx2.AsyncClient]:
     try:
         async with http_client(config.request_timeout_s, server.api_key) as http:
             yield http
@@ -119,7 +119,7 @@ async def _connected(config: CompareConfig, server: Server) -> AsyncIterator[htt
 
 
 async def _measure(
-    config: CompareConfig, server: Server, model: str, http: httpx2.AsyncClient, make_bar: MakeBar
+    config: CompareConfig, server: ComparedServer, model: str, http: httpx2.AsyncClient, make_bar: MakeBar
 ) -> Measured:
     alone, beside = config.chat(server.url, ALONE), config.chat(server.url, BESIDE)
     first = await _chat(alone, http, model, f"{server.label} alone", make_bar)

@@ -19,7 +19,7 @@ MAX_AT_ONCE = 25
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredTask:
     example: Example
     text: str
     # Number of tokens, including the end token.
@@ -39,14 +39,14 @@ class Answerer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
-    def answer(self, examples: Sequence[Example]) -> list[Answered]:
+    def answer(self, examples: Sequence[Example]) -> list[AnsweredTask]:
         """Returns the answers. Prompts are batched by length, which keeps padding short."""
         ordered = sorted(examples, key=lambda example: len(example.prompt))
         batches = [ordered[at : at + MAX_AT_ONCE] for at in range(0, len(ordered), MAX_AT_ONCE)]
         return [answered for batch in batches for answered in self._answer(batch)]
 
     @torch.inference_mode()
-    def _answer(self, examples: list[Example]) -> list[Answered]:
+    def _answer(self, examples: list[Example]) -> list[AnsweredTask]:
         inputs = self._tokenizer.apply_chat_template(
             [[{"role": "user", "content": example.prompt}] for example in examples],
             add_generation_prompt=True,
@@ -59,11 +59,11 @@ class Answerer:
         texts = output[:, inputs["input_ids"].shape[1] :]
         return [self._ended(*pair) for pair in zip(examples, texts.tolist(), strict=True)]
 
-    def _ended(self, example: Example, tokens: list[int]) -> Answered:
+    def _ended(self, example: Example, tokens: list[int]) -> AnsweredTask:
         end = self._tokenizer.eos_token_id
         num_tokens = tokens.index(end) + 1 if end in tokens else len(tokens)
         text = self._tokenizer.decode(tokens[:num_tokens], skip_special_tokens=True)
-        return Answered(example, text, num_tokens)
+        return AnsweredTask(example, text, num_tokens)
 
 
 def held_out(num_per_task: int, seed: int) -> dict[str, list[Example]]:

@@ -12,14 +12,11 @@ import alignedserve
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware
-from alignedserve.gateway.http.callers import ANY_CALLER, Callers
+from alignedserve.gateway.http.auth_limits import Access, AuthLimitsMiddleware
 from alignedserve.gateway.http.description import describe
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.http.keys import EXPIRED, Keys
-from alignedserve.gateway.http.reading import BodyMemory
+from alignedserve.gateway.http.keys import EXPIRED
 from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
 from alignedserve.gateway.openai.completions import completion_routes
 from alignedserve.gateway.openai.embeddings.routes import embedding_routes
@@ -27,7 +24,7 @@ from alignedserve.gateway.openai.models import model_routes
 from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
-from alignedserve.gateway.telemetry.ignored_parameters import HEADER as IGNORED
+from alignedserve.gateway.telemetry.metrics import IGNORED_HEADER
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
 
@@ -37,21 +34,16 @@ BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
 
 def create_app(
     request_builder: RequestBuilder,
-    memory: BodyMemory,
-    drain_state: DrainState | None = None,
-    keys: Keys | None = None,
+    access: Access,
     routers: Sequence[APIRouter] = (),
     allowed_origins: Sequence[str] = (),
     store: Store | None = None,
-    callers: Callers = ANY_CALLER,
     home: WatchedHome | None = None,
 ) -> FastAPI:
-    """Returns the application. `memory` bounds the bodies in memory. `routers` are added to the routes that always
-    exist.
+    """Returns the application. `routers` are added to the routes that always exist.
 
     Without a `store` there are no files and batches. Without a `home`, the store has the contents of files."""
     islands = request_builder.islands
-    drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's documentation pages would load scripts from other sites, so they are off.
     app = FastAPI(
         title="AlignedServe",
@@ -64,22 +56,13 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "The server can't answer, and why"}})
     async def health_route() -> Response:
-        if keys.are_expired:
+        if access.keys.are_expired:
             return JSONResponse({"status": "unavailable", "reason": EXPIRED}, 503)
-        status, body = await health(islands.cluster, drain_state, store, home, islands.missing)
+        status, body = await health(islands.cluster, access.drain_state, store, home, islands.missing)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}
-    app.add_middleware(
-        AuthLimitsMiddleware,
-        router=app.router,
-        public=public,
-        keys=keys,
-        limits=request_builder.limits,
-        drain_state=drain_state,
-        callers=callers,
-        memory=memory,
-    )
+    app.add_middleware(AuthLimitsMiddleware, router=app.router, public=public, access=access)
     if allowed_origins:
         # Outside of AuthLimitsMiddleware, because a browser's preflight request has no key, and because the browser
         # must be able to read a refusal.
@@ -88,7 +71,7 @@ def create_app(
             allow_origins=allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=(REQUEST_ID, IGNORED),
+            expose_headers=(REQUEST_ID, IGNORED_HEADER),
         )
 
     app.include_router(tokens_router(request_builder))

@@ -10,17 +10,13 @@ from typing import Annotated
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits, SloConfig
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.types import InstanceId
-
-# The longest objectives that a real-time request may have, in milliseconds. A request that can wait uses `flex`.
-MAX_TTFT_MS = 600_000.0
-MAX_TBT_MS = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,17 @@ class HttpConfig:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
 
+    def check_traces(self) -> None:
+        """Raises ValueError if traces are asked for and what sends them is not installed."""
+        if self.otlp_endpoint is None:
+            return
+        try:
+            import alignedserve.gateway.telemetry.traces  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"otlp_endpoint: needs OpenTelemetry; pip install 'alignedserve[otel]' ({error})"
+            ) from None
+
     @property
     def is_on_loopback(self) -> bool:
         try:
@@ -109,30 +116,6 @@ class KeyConfig:
                 f"host={http.host!r}: reachable from other machines without an API key; give --api-key or "
                 "--api-key-file, or --allow-no-auth"
             )
-
-
-@dataclass(frozen=True)
-class SloConfig:
-    """Default objectives of real-time requests, by service tier, in milliseconds; 0: no objective."""
-
-    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none"] = 1000.0
-    tbt_ms: Annotated[float, "default TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
-    priority_ttft_ms: Annotated[float, "--slo-ttft-ms of service_tier=priority"] = 500.0
-    priority_tbt_ms: Annotated[float, "--slo-tbt-ms of service_tier=priority"] = 50.0
-
-    def __post_init__(self) -> None:
-        for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
-            for each in (name, f"priority_{name}"):
-                value = getattr(self, each)
-                if value != 0 and not 1 <= value <= most_ms:
-                    raise ValueError(f"slo_{each}={value}: must be 0 or from 1 to {most_ms:.0f}")
-
-    def of(self, name: str) -> tuple[float | None, float | None]:
-        """Returns the default objectives of a tier, in seconds: for the first token, and for each further token."""
-        is_priority = name == "priority"
-        ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
-        tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
-        return ttft_ms / 1000 or None, tbt_ms / 1000 or None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Final
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.openai.batch_bodies import BATCHES
+from alignedserve.gateway.generation.prepare_process import main
+from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE
@@ -24,3 +25,10 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     )
 }
 IN_BATCHES: Final = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.in_batches)
+
+
+# The module that the gateway runs in the child process.
+MODULE: Final = "alignedserve.gateway.endpoints"
+
+if __name__ == "__main__":
+    main(ENDPOINTS)

@@ -5,60 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractContextManager
 from random import Random
 from typing import Protocol
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
-from alignedserve.batch.placed_inputs import PlacedInputs
-from alignedserve.batch.runner import BatchRunner
-from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
-from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
-from alignedserve.gateway.generation.lines import LineAnswers
+from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.http.auth_limits import body_memory
+from alignedserve.gateway.http.auth_limits import Access, DrainState, body_memory
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.http.reading import BodyMemory
-from alignedserve.gateway.http.server import Server
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.launcher_link import LauncherLink
-from alignedserve.gateway.lengths import Lengths
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.batches import batch_routes
-from alignedserve.gateway.openai.files import file_routes
-from alignedserve.gateway.openai.responses.background import BackgroundResponses
-from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
-from alignedserve.gateway.prepare_process import MODULE as PREPARING
-from alignedserve.gateway.telemetry.attainment import AttainmentCount
+from alignedserve.gateway.http.server import GatewayServer
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.launcher_link import LauncherActions, LauncherLink
+from alignedserve.gateway.model.lengths import AnswerLengths
+from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.gateway.services import StoreServices
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces, check_extra
-from alignedserve.gateway.webhooks.deliverer import Deliverer
-from alignedserve.gateway.webhooks.events import Events
+from alignedserve.gateway.telemetry.metrics import AttainmentCount
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.process.listening import ask_for_listener, inherited, listen
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import (
-    ContentsInStore,
-    DeliveryStore,
-    JobRecord,
-    ResponseStore,
     Store,
     StoreLimits,
 )
-from alignedserve.store.contents import ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import is_island_gateway, without_generation
@@ -85,7 +66,7 @@ class HttpServer(Protocol):
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._lengths = Lengths(config.lengths)
+        self._lengths = AnswerLengths(config.lengths)
         self.telemetry = Telemetry(_traces(config), self._lengths.ended)
         self._islands = Islands(
             config.routers,
@@ -103,13 +84,7 @@ class GatewayProcess:
             self._has_keys.set()
         # The store in Redis, if there is one.
         self._redis: RedisStore | None = None
-        # This gateway's name as a holder of leases. The pid alone is ambiguous: gateways in different containers may
-        # have the same name and the same pid.
-        self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
-        # The runner of batch jobs, and its task.
-        self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
-        # Runs background responses. None without a store.
-        self._background: BackgroundResponses | None = None
+        self._services = StoreServices(config, self.telemetry.metrics)
         self._server: HttpServer | None = None
         self._is_serving = False
         self._launcher: LauncherLink | None = None
@@ -117,7 +92,6 @@ class GatewayProcess:
         # another gateway has replaced this one.
         self._draining: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
-        self._events = Events(config.webhooks.url)
         self._attainment = AttainmentCount(self.telemetry.metrics.of("rt"))
         # The metrics of all gateways at this port. None if this is the only one.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
@@ -162,36 +136,30 @@ class GatewayProcess:
             self.telemetry.metrics.ignored_parameters,
             self._config.http.embedding_pooling,
         )
-        keys = self._keys
-        memory = body_memory(limits, keys)
+        memory = body_memory(limits, self._keys)
         async with (
             contextlib.aclosing(compiler),
             contextlib.aclosing(preparer),
             self.open_store() as store,
             self._lengths.running(model.name, store),
-            self._batches(request_builder, store) as routers,
-            self._responses(request_builder, store.responses if store else None, memory) as responses,
-            self._webhooks(store.deliveries if store else None),
+            self._services.running(request_builder, store, self._home if store else None, memory) as routers,
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
-            routers.append(responses)
             routers.append(
                 metrics_route(
                     self.telemetry.metrics,
                     self._islands.cluster,
-                    self._count_jobs,
+                    lambda: self._services.num_open_jobs,
                     self._gateways,
                     lambda: self._islands.num_wanted,
                     without_generation(self._config.instance_id),
                     model.names,
                 )
             )
-            origins = self._config.http.allowed_origins
-            callers, home = self._callers(sock), self._home if store else None
-            app = create_app(
-                request_builder, memory, self.drain_state, keys, routers, origins, store, callers, home
-            )
+            access = Access(memory, limits, self._keys, self.drain_state, self._callers(sock))
+            origins, home = self._config.http.allowed_origins, self._home if store else None
+            app = create_app(request_builder, access, routers, origins, store, home)
             await self._serve(app, sock)
 
     def make_preparer(self, model: ServedModel) -> Preparer:
@@ -229,97 +197,6 @@ class GatewayProcess:
     def _home(self) -> WatchedHome | None:
         """Where the contents of files are kept; None: in the store. Raises ValueError."""
         return WatchedHome(make_home(self._config.files_at)) if self._config.files_at else None
-
-    @contextlib.asynccontextmanager
-    async def _batches(
-        self, request_builder: RequestBuilder, store: Store | None
-    ) -> AsyncIterator[list[APIRouter]]:
-        """Runs batch jobs while the block runs. Yields the routes for files and batches."""
-        if store is None:
-            yield []
-            return
-        contents = ContentsApart(store, self._home) if self._home else ContentsInStore(store)
-        runner = BatchRunner(
-            store,
-            LineAnswers(request_builder, ENDPOINTS).ask,
-            request_builder.model.names,
-            self._holder,
-            self._config.batches,
-            self.telemetry.metrics.line_was_late,
-            self._job_was_over,
-            self._events.of_job,
-            contents,
-        )
-        running = asyncio.create_task(runner.run())
-        self._runner = runner, running
-        try:
-            max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.http.shared_files
-            yield [
-                file_routes(store, contents, max_bytes, is_shared),
-                batch_routes(
-                    store,
-                    runner,
-                    IN_BATCHES,
-                    request_builder,
-                    PlacedInputs(self._config.batches.inputs_from, max_bytes),
-                    is_shared,
-                    self._config.webhooks.allowed_urls,
-                ),
-                message_batch_routes(store, contents, runner, request_builder, max_bytes, is_shared),
-            ]
-        finally:
-            runner.stop(0)
-            await running
-
-    def _job_was_over(self, job: JobRecord) -> None:
-        if over_at := job.completed_at or job.expired_at:
-            window_s = job.expires_at - job.created_at
-            self.telemetry.metrics.job_was_over(job.created_at, over_at, window_s)
-
-    @contextlib.asynccontextmanager
-    async def _responses(
-        self, request_builder: RequestBuilder, store: ResponseStore | None, memory: BodyMemory
-    ) -> AsyncIterator[APIRouter]:
-        """Runs background responses while the block runs. Yields the routes for responses."""
-        if store is None:
-            yield response_routes(request_builder)
-            return
-        background = BackgroundResponses(
-            store,
-            request_builder,
-            RESPONSES,
-            self._holder,
-            memory,
-            self._config.batches,
-            self._events.of_response,
-        )
-        running = asyncio.create_task(background.run())
-        self._background = background
-        try:
-            yield response_routes(request_builder, store, background)
-        finally:
-            background.stop()
-            await running
-
-    @contextlib.asynccontextmanager
-    async def _webhooks(self, store: DeliveryStore | None) -> AsyncIterator[None]:
-        """Delivers webhooks while the block runs, if any URL is configured."""
-        config = self._config
-        if store is None or not config.webhooks.is_used:
-            yield
-            return
-        deliverer = Deliverer(
-            store, config.webhooks, config.webhook_secrets, self.telemetry.metrics.webhooks, self._holder
-        )
-        running = asyncio.create_task(deliverer.run())
-        try:
-            yield
-        finally:
-            deliverer.stop()
-            await running
-
-    async def _count_jobs(self) -> Mapping[str, int]:
-        return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         self._server = server = self.make_server(app)
@@ -366,11 +243,7 @@ class GatewayProcess:
         if config.launcher is None:
             await self._islands.run()
             return
-        self._launcher = link = LauncherLink(
-            config.launcher,
-            config.instance_id,
-            config.fingerprint,
-            self._islands,
+        actions = LauncherActions(
             self.drain,
             self._retire,
             self._news if self._gateways or config.has_island_gateways else None,
@@ -379,6 +252,9 @@ class GatewayProcess:
             self._set_keys,
             self._keys.expire if config.keys_may_change else None,
         )
+        self._launcher = link = LauncherLink(
+            config.launcher, config.instance_id, config.fingerprint, self._islands, actions
+        )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._islands.stop()
@@ -386,24 +262,21 @@ class GatewayProcess:
         await asyncio.gather(*tasks)
 
     def _news(self) -> GatewayNews:
-        estimates = self._runner[0].forecast.said() if self._runner else {}
         metrics = written(self.telemetry.metrics) if self._gateways else b""
-        return GatewayNews(self._config.instance_id, metrics, estimates)
+        return GatewayNews(self._config.instance_id, metrics, self._services.estimates())
 
     def _attained(self) -> Attainment:
-        are_late = self._runner is not None and self._runner[0].forecast.are_late
-        return self._attainment.take(are_late, self._is_serving)
+        return self._attainment.take(self._services.are_late, self._is_serving)
 
     def _hear(self, news: GatewayNews) -> None:
         # Prometheus scrapes each host by itself, so metrics of gateways on other hosts are not merged.
         if self._gateways and not is_island_gateway(news.gateway):
             self._gateways.hear(news.gateway, news.metrics)
-        if self._runner:
-            self._runner[0].forecast.hear(news.gateway, news.estimates)
+        self._services.hear(news)
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
-        return Server(
+        return GatewayServer(
             app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
         )
 
@@ -420,10 +293,7 @@ class GatewayProcess:
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.http.shutdown_timeout):
-                if self._runner:
-                    runner, running = self._runner
-                    runner.stop(self._config.http.shutdown_timeout)
-                    await asyncio.wait({running})
+                await self._services.end_lines(self._config.http.shutdown_timeout)
                 await self.drain_state.until_idle()
         self.stop()
 
@@ -434,13 +304,8 @@ class GatewayProcess:
             self._retiring = asyncio.get_running_loop().create_task(self._until_over())
 
     async def _until_over(self) -> None:
-        ends: list[Awaitable[object]] = [self._server.retire()] if self._server else []
-        if self._runner:
-            runner, running = self._runner
-            runner.stop(RETIRE_S)
-            ends.append(asyncio.wait({running}))
-        if self._background:
-            ends.append(self._background.leave())
+        ends: list[Awaitable[None]] = [self._server.retire()] if self._server else []
+        ends += [self._services.end_lines(RETIRE_S), self._services.leave_responses()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_S):
                 await asyncio.gather(*ends)
@@ -458,7 +323,7 @@ class GatewayProcess:
 def _traces(config: GatewayConfig) -> Traces | None:
     if config.http.otlp_endpoint is None:
         return None
-    check_extra()
+    config.http.check_traces()
     from alignedserve.gateway.telemetry.traces import OtlpTraces
 
     return OtlpTraces(config.http.otlp_endpoint, config.model_name)

@@ -22,7 +22,6 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.gateway.telemetry.telemetry import check_extra
 from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
@@ -111,7 +110,7 @@ def check(settings: Settings, model: Location) -> None:
     check_quantization(settings.engine, model.config)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
-    _check_traces(settings)
+    settings.http.check_traces()
     choose_max_model_len(settings.engine, model.config)
     _check_adapters(settings.engine, model)
 
@@ -126,12 +125,6 @@ def _check_adapters(engine: EngineConfig, model: Location) -> None:
     check_adapters(model.config, engine.adapters, engine.max_lora_rank)
     for text in other_bases(model.name, engine.adapters):
         logger.warning("%s", text)
-
-
-def _check_traces(settings: Settings) -> None:
-    """Raises ValueError if traces are asked for and what sends them is not installed."""
-    if settings.http.otlp_endpoint is not None:
-        check_extra()
 
 
 def check_quantised(settings: Settings, model: Location) -> None:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.config import HttpConfig, KeyConfig, SloConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.config import HttpConfig, KeyConfig
+from alignedserve.gateway.limits.limits import Limits, SloConfig
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-# As in gateway/island.py: seconds, how often they are doubled, and the reasons for which a request is not submitted
+# As in islands/island.py: seconds, how often they are doubled, and the reasons for which a request is not submitted
 # again.
 RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 NEVER = ("too_long", "slo")
@@ -119,7 +119,7 @@ class SimGateway(SimProcess):
                 raise ValueError(f"{self.instance_id} got a {type(message).__name__}, not for gateways")
 
     def _rejected(self, rejected: Rejected) -> None:
-        """Submits a request that was accepted before until it is accepted again, as gateway/island.py does."""
+        """Submits a request that was accepted before until it is accepted again, as islands/island.py does."""
         stream = self.open.get(rejected.key)
         if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
             num_doubled = min(stream.num_submitted - 2, MAX_DOUBLED)

@@ -15,9 +15,9 @@ AREAS: dict[str, tuple[str, ...]] = {
     "store": ("alignedserve/store/**/*.py",),
     "batch": ("alignedserve/batch/*.py",),
     "gateway": (
-        "alignedserve/gateway/limits.py",
-        "alignedserve/gateway/fair_queue.py",
-        "alignedserve/gateway/pacing.py",
+        "alignedserve/gateway/limits/limits.py",
+        "alignedserve/gateway/limits/fair_queue.py",
+        "alignedserve/gateway/islands/pacing.py",
         *(
             f"alignedserve/gateway/http/{name}.py"
             for name in (
@@ -25,14 +25,11 @@ AREAS: dict[str, tuple[str, ...]] = {
                 "callers",
                 "connection",
                 "connections",
-                "drain_state",
                 "framing",
-                "json_body",
                 "json_pieces",
                 "keys",
                 "multipart",
                 "reading",
-                "reads",
             )
         ),
     ),

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from alignedserve.bench import best_effort
 from alignedserve.bench.best_effort import ENDPOINT, first_line, start_best_effort
 from alignedserve.bench.client import Outcome
-from alignedserve.bench.compare import Measured, Server, measure, remarks, servers_of, table, verdict
+from alignedserve.bench.compare import ComparedServer, Measured, measure, remarks, servers_of, table, verdict
 from alignedserve.bench.compare_config import ALONE, BESIDE, JOB, WARM_UP, CompareConfig
 from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import make_workload
@@ -123,7 +123,7 @@ def test_a_job_ends_with_a_measurement_that_is_interrupted() -> None:
     async def scenario(at: System) -> None:
         # One chat request alone, then a job that runs alone for an hour.
         config = CompareConfig(num_prompts=1, job_lines=300, job_warmup_s=3600, input_len=5, job_input_len=5)
-        server = Server("ours", str(at.gateway.http.base_url), None)
+        server = ComparedServer("ours", str(at.gateway.http.base_url), None)
         measuring = asyncio.create_task(
             measure(config, server, "demo", lambda total, title: bar(total, title, "req"))
         )
@@ -162,7 +162,7 @@ def measured(label: str = "a", num_alone: int = 2) -> Measured:
     quick = Outcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
     late = Outcome("rt", 0.0, 0.0, [2.0, 2.5], "", 1, 2, None)
     lost = Outcome("rt", 0.0, error="HTTP 503")
-    server = Server(label, f"http://{label}", None)
+    server = ComparedServer(label, f"http://{label}", None)
     return Measured(server, "m", run(*num_alone * [quick]), run(quick, late, lost), 3.0, True, True, None)
 
 
@@ -196,11 +196,14 @@ def test_what_was_not_as_it_should_be_is_said() -> None:
 def test_servers_have_their_labels_and_keys() -> None:
     urls = ["http://a:1/v1/", "https://b"]
     assert servers_of(CompareConfig(), urls, "k") == [
-        Server("a:1", "http://a:1", "k"),
-        Server("b", "https://b", "k"),
+        ComparedServer("a:1", "http://a:1", "k"),
+        ComparedServer("b", "https://b", "k"),
     ]
     config = CompareConfig(label=("x", "y"), api_key=("1", "2"))
-    assert servers_of(config, urls, "k") == [Server("x", "http://a:1", "1"), Server("y", "https://b", "2")]
+    assert servers_of(config, urls, "k") == [
+        ComparedServer("x", "http://a:1", "1"),
+        ComparedServer("y", "https://b", "2"),
+    ]
 
 
 @pytest.mark.parametrize(

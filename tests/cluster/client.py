@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.island import Island
-from alignedserve.gateway.output_queue import News
+from alignedserve.gateway.islands.island import Island
+from alignedserve.gateway.islands.output_queue import News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, PromptProgress, Request, Tokens
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack

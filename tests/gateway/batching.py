@@ -17,7 +17,7 @@ from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress

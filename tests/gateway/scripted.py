@@ -9,7 +9,7 @@ import numpy as np
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
     Abort,

@@ -14,8 +14,8 @@ import openai
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.prepare_process import MODULE as PREPARING
+from alignedserve.gateway.endpoints import MODULE as PREPARING
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.settings import taken
 from alignedserve.process.listening import listen

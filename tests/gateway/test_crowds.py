@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-from alignedserve.gateway.generation.generation import Delta, Generation
-from alignedserve.gateway.http.connection import Connection
+from alignedserve.gateway.generation.generation import ChoiceDelta, Generation
+from alignedserve.gateway.http.connection import HttpConnection
 from alignedserve.gateway.http.connections import MAX_BEGUN_AT_ONCE, MAX_LOST_AT_ONCE
-from alignedserve.gateway.output_queue import MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE
+from alignedserve.gateway.islands.output_queue import MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE
 from alignedserve.protocol.messages import NewTokens, Tokens
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.types import RequestKey
@@ -82,7 +82,7 @@ def test_tokens_for_a_crowd_are_given_to_a_few_in_each_turn(
 ) -> None:
     turns, take = Turns(monkeypatch), Generation._take
 
-    def noted(self: Generation, *args: Any) -> Delta:
+    def noted(self: Generation, *args: Any) -> ChoiceDelta:
         turns.note()
         return take(self, *args)
 
@@ -109,18 +109,18 @@ def test_a_crowd_that_comes_begins_and_one_that_leaves_ends_a_few_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, lost = Turns(monkeypatch), Turns(monkeypatch)
-    begin, lose = Connection._begin, Connection._lose
+    begin, lose = HttpConnection._begin, HttpConnection._lose
 
-    def noted_begin(self: Connection) -> None:
+    def noted_begin(self: HttpConnection) -> None:
         begun.note()
         begin(self)
 
-    def noted_lose(self: Connection, exc: Exception | None) -> None:
+    def noted_lose(self: HttpConnection, exc: Exception | None) -> None:
         lost.note()
         lose(self, exc)
 
-    monkeypatch.setattr(Connection, "_begin", noted_begin)
-    monkeypatch.setattr(Connection, "_lose", noted_lose)
+    monkeypatch.setattr(HttpConnection, "_begin", noted_begin)
+    monkeypatch.setattr(HttpConnection, "_lose", noted_lose)
 
     async def scenario() -> None:
         router = SilentRouter()
@@ -139,7 +139,7 @@ def test_a_crowd_that_comes_begins_and_one_that_leaves_ends_a_few_in_each_turn(
 def test_requests_that_come_together_begin_a_few_in_each_turn_and_parts_of_a_head_wait_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, begin, cycle = Turns(monkeypatch), Connection._begin, RequestResponseCycle.run_asgi
+    begun, begin, cycle = Turns(monkeypatch), HttpConnection._begin, RequestResponseCycle.run_asgi
 
     def noted(self: Any, *args: Any) -> Any:
         begun.note()
@@ -147,12 +147,12 @@ def test_requests_that_come_together_begin_a_few_in_each_turn_and_parts_of_a_hea
 
     waiting: list[bytes] = []
 
-    def noted_begin(self: Connection) -> None:
+    def noted_begin(self: HttpConnection) -> None:
         waiting.append(bytes(self._arrived))
         begin(self)
 
     monkeypatch.setattr(RequestResponseCycle, "run_asgi", noted)
-    monkeypatch.setattr(Connection, "_begin", noted_begin)
+    monkeypatch.setattr(HttpConnection, "_begin", noted_begin)
     asked = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def scenario() -> None:
@@ -191,13 +191,13 @@ def test_requests_that_come_together_begin_a_few_in_each_turn_and_parts_of_a_hea
 def test_a_probe_does_not_wait_behind_a_crowd(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the last that comes, and has one of the first turns."""
     order: list[bytes] = []
-    begin = Connection._begin
+    begin = HttpConnection._begin
 
-    def noted(self: Connection) -> None:
+    def noted(self: HttpConnection) -> None:
         order.append(bytes(self._arrived).partition(b" HTTP")[0])
         begin(self)
 
-    monkeypatch.setattr(Connection, "_begin", noted)
+    monkeypatch.setattr(HttpConnection, "_begin", noted)
 
     async def scenario() -> None:
         async with served() as at:

@@ -14,8 +14,8 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway import island as island_module
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.islands import island as island_module
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
@@ -692,7 +692,7 @@ def test_gateways_of_one_name_hold_leases_by_names_of_their_own() -> None:
     """In containers of two hosts they have the same number of their process, too: here it is that of the tests."""
     address = RouterAddress("127.0.0.1", 1, TOKEN)
     config = GatewayConfig(GATEWAY, (address,), EngineConfig(str(demo.MODEL_DIR)), "demo", HttpConfig())
-    holders = {GatewayProcess(config)._holder for _ in range(2)}
+    holders = {GatewayProcess(config)._services.holder for _ in range(2)}
     assert len(holders) == 2 and all(each.startswith(f"{GATEWAY}-") for each in holders)
 
 

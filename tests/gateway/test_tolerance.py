@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.fields import MAX_UNKNOWN
+from alignedserve.gateway.http.fields import MAX_UNKNOWN
 from alignedserve.gateway.openai.bodies import ChatBody
-from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, NAMES, IgnoredParameters
+from alignedserve.gateway.telemetry.metrics import (
+    IGNORED_HEADER,
+    IGNORED_NAMES,
+    MAX_LOGGED,
+    IgnoredParameters,
+)
 from tests.gateway.scripted import TOKENIZER
 from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
 from tests.gateway.tools.test_tools import model_with
@@ -27,17 +32,17 @@ def events_of(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_what_is_unknown_is_ignored_and_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
     body = {"messages": QUESTION} if path == CHAT else {"prompt": "How far?"}
-    caplog.set_level(logging.INFO, "alignedserve.gateway.telemetry.ignored_parameters")
+    caplog.set_level(logging.INFO, "alignedserve.gateway.telemetry.metrics")
 
     async def scenario() -> None:
         async with served() as at:
             for _ in range(2):
                 response = await at.post(path, body | UNKNOWN)
                 assert response.status_code == 200
-                assert response.headers[HEADER] == "new_in_2027, stream_options.newer"
+                assert response.headers[IGNORED_HEADER] == "new_in_2027, stream_options.newer"
             response = await at.post(path, body | {"priority": 5, "x y": 1})
-            assert response.headers[HEADER] == "priority" and response.json()["choices"]
-            assert HEADER not in (await at.post(path, body)).headers
+            assert response.headers[IGNORED_HEADER] == "priority" and response.json()["choices"]
+            assert IGNORED_HEADER not in (await at.post(path, body)).headers
             metrics = (await at.http.get("/metrics")).text
             assert 'alignedserve:ignored_parameters_total{parameter="priority"} 1.0' in metrics
             assert 'alignedserve:ignored_parameters_total{parameter="other"} 3.0' in metrics
@@ -46,7 +51,7 @@ def test_what_is_unknown_is_ignored_and_named(path: str, caplog: pytest.LogCaptu
     logged = [
         record.getMessage().split(":")[0]
         for record in caplog.records
-        if record.name.endswith("ignored_parameters")
+        if record.name.endswith("telemetry.metrics")
     ]
     assert logged == ["new_in_2027", "stream_options.newer", "priority"]
 
@@ -77,13 +82,13 @@ def test_the_log_does_not_grow_with_what_clients_think_up(caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     ignored = IgnoredParameters()
     for number in range(2 * MAX_LOGGED):
-        assert ignored.note([f"p{number}"]) == {HEADER: f"p{number}"}
+        assert ignored.note([f"p{number}"]) == {IGNORED_HEADER: f"p{number}"}
     assert len(caplog.records) == MAX_LOGGED and ignored.counts == {"other": 2 * MAX_LOGGED}
-    assert ignored.note(["line\nbreak"]) == {HEADER: "other"} and ignored.note([]) == {}
+    assert ignored.note(["line\nbreak"]) == {IGNORED_HEADER: "other"} and ignored.note([]) == {}
 
 
 def test_the_metric_names_what_a_chat_ignores() -> None:
-    assert NAMES.isdisjoint(ChatBody.model_fields)
+    assert IGNORED_NAMES.isdisjoint(ChatBody.model_fields)
 
 
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
@@ -109,7 +114,7 @@ def test_tools_that_a_model_is_not_told_of_and_need_not_call_are_ignored(
             response = await at.post(path, {"model": "demo"} | body)
             assert response.status_code == 200, response.text
             assert "one two three" in response.text
-        assert response.headers[HEADER] == "tools"
+        assert response.headers[IGNORED_HEADER] == "tools"
         one, other = at.router.submitted
         assert one.request.prompt == other.request.prompt
         assert other.request.params.structured_outputs is None
@@ -191,7 +196,7 @@ def test_the_header_does_not_grow_with_kinds_of_tools(path: str, gateway: Shared
     async def scenario(at: Served) -> None:
         response = await at.post(path, body | {"tools": kinds[1:]})
         assert response.status_code == 200, response.text
-        assert response.headers[HEADER].count("tools.kind_") == MAX_UNKNOWN
+        assert response.headers[IGNORED_HEADER].count("tools.kind_") == MAX_UNKNOWN
         for more in ({"tools": kinds}, {"tools": kinds[1:], "new_in_2027": 1}):
             response = await at.post(path, body | more)
             assert response.status_code == 400, response.headers
@@ -216,7 +221,7 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse() -> None:
     async def scenario() -> None:
         async with served() as at:
             response = await at.post(CHAT, {"messages": QUESTION} | nothing)
-            assert response.status_code == 200 and HEADER not in response.headers, response.text
+            assert response.status_code == 200 and IGNORED_HEADER not in response.headers, response.text
 
     play(scenario)
 
@@ -242,7 +247,7 @@ def test_a_tokenised_text_is_told_what_was_ignored() -> None:
     async def scenario() -> None:
         async with served() as at:
             response = await at.post("/tokenize", {"prompt": "x", "new": 1})
-            assert response.status_code == 200 and response.headers[HEADER] == "new"
+            assert response.status_code == 200 and response.headers[IGNORED_HEADER] == "new"
 
     play(scenario)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
+from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.prepare_process import MODULE as PREPARING
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.models import listed_weights, lora
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource

@@ -11,12 +11,12 @@ from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.validate import Validator
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import BodyFields
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.store import Problem
 
 # Size of an input file: twice that of a body, and at least this number of bytes. Numbers may be written longer in it,
@@ -24,17 +24,17 @@ from alignedserve.store import Problem
 MAX_INPUT_BYTES = 16 << 20
 
 
-class BatchedRequest(Fields):
+class BatchedRequest(BodyFields):
     custom_id: str
     # The body of a message. Only its model is checked before the request runs.
     params: dict[str, Any]
 
 
-class MessageBatchBody(Fields):
+class MessageBatchBody(BodyFields):
     requests: list[BatchedRequest] = Field(min_length=1, max_length=MAX_LINES, fail_fast=True)
 
 
-class PreparedBatch(Answered, frozen=True, kw_only=True):
+class PreparedBatch(DirectAnswer, frozen=True, kw_only=True):
     """`body` is the input file."""
 
     num_lines: int

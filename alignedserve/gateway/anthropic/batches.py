@@ -20,11 +20,11 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.json_pieces import AnswerStream, Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.streaming import Stream
-from alignedserve.gateway.openai.batches import (
+from alignedserve.gateway.http.reading import json_body
+from alignedserve.gateway.openai.batch_jobs.files import Upload, content_of, list_response, viewer
+from alignedserve.gateway.openai.batch_jobs.routes import (
     JOBS_AT_A_TIME,
     IdempotencyKey,
     add_job,
@@ -32,7 +32,6 @@ from alignedserve.gateway.openai.batches import (
     job_id_of,
     used_key,
 )
-from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
 from alignedserve.store.records import MESSAGE_BATCH
@@ -146,7 +145,7 @@ def message_batch_routes(
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
         files = await _result_files(store, job)
-        return Stream(
+        return AnswerStream(
             _joined(contents, files),
             media_type="application/x-jsonl",
             headers={"Content-Length": str(sum(file.num_bytes for file in files))},

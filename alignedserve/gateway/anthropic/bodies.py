@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -21,12 +21,12 @@ from alignedserve.types import InvalidRequest
 Block = dict[str, Any]
 
 
-class Message(Fields):
+class Message(BodyFields):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class GivenTool(Fields):
+class GivenTool(BodyFields):
     name: str
     description: str | None = None
     # A JSON schema. Tools without one are those that Anthropic's servers or clients define.
@@ -40,39 +40,39 @@ class GivenTool(Fields):
     cache_control: dict[str, Any] | None = None
 
 
-class Choice(Fields):
+class Choice(BodyFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(Fields):
+class ThinkingConfig(BodyFields):
     type: Literal["enabled", "disabled", "adaptive"]
     # Accepted without effect.
     budget_tokens: int | None = None
     display: str | None = None
 
 
-class OutputFormat(Fields):
+class OutputFormat(BodyFields):
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Fields):
+class OutputConfig(BodyFields):
     refused: ClassVar[Mapping[str, str]] = {"task_budget": ": the prompt has no place for a budget"}
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(Fields):
+class Metadata(BodyFields):
     user_id: str | None = None
 
 
 _NO_SUMMARIES = ": this server does not summarise conversations"
 
 
-class CountTokensBody(ConversationBody):
+class CountTokensBody(AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,

@@ -10,14 +10,20 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools import calls
-from alignedserve.gateway.tools.calls import CollectedText, Content, Read, Thought, arguments_of
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import arguments_of
+from alignedserve.gateway.tools.readers import (
+    CallPiece,
+    CollectedText,
+    ContentPiece,
+    Read,
+    Reader,
+    ThoughtPiece,
+)
 
 # The tiers' names in Anthropic's answers.
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
@@ -51,10 +57,10 @@ class MessageBuilder(ResponseBuilder):
 
     # ---- whole ----
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: ChoiceDelta) -> None:
         self._collected.add(self._read(delta))
 
-    def whole(self, usage: Usage) -> Iterator[Piece]:
+    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
         blocks: list[Json] = []
         if self._collected.reasoning:
             blocks.append({"type": "thinking", "thinking": self._collected.reasoning, "signature": ""})
@@ -67,17 +73,17 @@ class MessageBuilder(ResponseBuilder):
 
     # ---- as events ----
 
-    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
         if self._is_begun:
             return None
         self._is_begun = True
         message = self._envelope(usage) | {"content": [], "stop_reason": None, "stop_sequence": None}
         return [_written("message_start", {"message": message}), _written("ping", {})]
 
-    def events(self, delta: Delta, usage: Usage) -> bytes:
+    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes:
         return b"".join(_written(*event) for event in self._events(self._read(delta)))
 
-    def end(self, usage: Usage) -> Iterable[Piece]:
+    def end(self, usage: TokenUsage) -> Iterable[Piece]:
         if not self._num_blocks:
             # An answer without text has an empty text block, as it has when it is not streamed.
             yield from (_written(*event) for event in self._begin("text", {"text": ""}))
@@ -92,13 +98,13 @@ class MessageBuilder(ResponseBuilder):
         """Yields events. Must be iterated to its end."""
         for part in read.parts:
             match part:
-                case Thought(text):
+                case ThoughtPiece(text):
                     yield from self._begin("thinking", {"thinking": "", "signature": ""})
                     yield self._delta({"type": "thinking_delta", "thinking": text})
-                case Content(text):
+                case ContentPiece(text):
                     yield from self._begin("text", {"text": ""})
                     yield self._delta({"type": "text_delta", "text": text})
-                case calls.Piece(name, arguments):
+                case CallPiece(name, arguments):
                     yield from self._called(name, arguments)
 
     def _called(self, name: str | None, arguments: str) -> Iterator[Event]:
@@ -142,7 +148,7 @@ class MessageBuilder(ResponseBuilder):
 
     # ---- both ----
 
-    def _read(self, delta: Delta) -> Read:
+    def _read(self, delta: ChoiceDelta) -> Read:
         read = self._reader.feed(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
@@ -152,7 +158,7 @@ class MessageBuilder(ResponseBuilder):
         self._has_calls |= bool(read.pieces)
         return read
 
-    def _envelope(self, usage: Usage) -> Json:
+    def _envelope(self, usage: TokenUsage) -> Json:
         return {
             "id": self.id,
             "type": "message",
@@ -175,7 +181,7 @@ class MessageBuilder(ResponseBuilder):
         }
 
 
-def _usage(usage: Usage) -> Json:
+def _usage(usage: TokenUsage) -> Json:
     return {
         # Without cached tokens, as in Anthropic's API.
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,

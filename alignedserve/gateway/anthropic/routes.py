@@ -10,15 +10,13 @@ from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered, Answering
+from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
+from alignedserve.gateway.generation.responding import ANSWERED, answer_directly, read_call, respond
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
@@ -45,13 +43,13 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         return PreparedMessage(**found)
 
 
-def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
+def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> DirectAnswer:
     """Returns the number of tokens of a prompt, which need not fit: clients ask to see how much they have to leave out.
     Raises ApiError and InvalidRequest."""
     with body.naming():
         num_tokens, ignored = count_prompt(body, body.conversation(), model)
         found = msgspec.json.encode({"input_tokens": num_tokens})
-        return Answered(memoryview(found), ignored=[*ignored, *body.ignored])
+        return DirectAnswer(memoryview(found), ignored=[*ignored, *body.ignored])
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
@@ -77,8 +75,6 @@ def message_routes(request_builder: RequestBuilder) -> APIRouter:
 
     @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))
     async def counted(http: Request) -> Response:
-        found = await request_builder.preparer.answer(COUNT_TOKENS, await json_body(http), owner_of(http))
-        headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(bytes(found.body), media_type="application/json", headers=headers)
+        return await answer_directly(http, COUNT_TOKENS, request_builder)
 
     return routes

@@ -8,17 +8,20 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.chat.templating import readable, tool_variables
-from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
-from alignedserve.gateway.generation.prepared import Prepared
-from alignedserve.gateway.grammars.structure import check_size
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation, readable, tool_variables
+from alignedserve.gateway.generation.prepared import (
+    Prepared,
+    check_body,
+    check_structure,
+    checked_prompts,
+    fields_of,
+)
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading, types_for
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -26,7 +29,7 @@ from alignedserve.types import InvalidRequest
 
 
 class PreparedChat(Prepared, frozen=True, kw_only=True):
-    reading: Reading
+    reading: TextReading
     # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
 
@@ -38,7 +41,7 @@ class _Tooling:
     # Variables for the chat template.
     variables: dict[str, Any] = field(default_factory=dict)
     # Finds calls in the text.
-    reading: Reading = field(default_factory=Reading)
+    reading: TextReading = field(default_factory=TextReading)
     # Constraints on the output. `forced` is a call that has to be made. `free` is any of the calls that may be made, if
     # the client asks for no other format.
     forced: StructuredOutputsParams | None = None
@@ -47,9 +50,7 @@ class _Tooling:
     shows_special_tokens: bool = False
 
 
-def chat_fields(
-    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
-) -> dict[str, Any]:
+def chat_fields(body: AnyChatBody, chat: Conversation, model: ServedModel, limits: Limits) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
     chat, ignored = _usable(chat, model)
@@ -57,7 +58,7 @@ def chat_fields(
     tooling = _tooling_of(chat, model, limits, has_format=params.structured_outputs is not None)
     structure_name = _constrain(params, body, tooling)
     limits.check(1, params)
-    check_size(limits, params, structure_name)
+    check_structure(params, structure_name, limits)
     prompt = _prompt_of(body, chat, tooling, model)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)
@@ -71,7 +72,7 @@ def chat_fields(
     }
 
 
-def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
+def count_prompt(body: AnyChatBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
     """Returns the number of tokens of the prompt, which need not fit, and the names of ignored parameters. Parameters
     of the output are not checked. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
@@ -80,7 +81,7 @@ def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel)
 
 
 def _prompt_of(
-    body: ConversationBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
+    body: AnyChatBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
 ) -> list[int]:
     effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
     variables = body.template_variables(effort) | tooling.variables
@@ -114,7 +115,7 @@ def _thinking_of(
     return thinking
 
 
-def _with_tags(reading: Reading, has_tools: bool) -> Reading:
+def _with_tags(reading: TextReading, has_tools: bool) -> TextReading:
     """Returns the reading of a text that keeps its reasoning and the tags around it. Raises InvalidRequest."""
     if reading.name != HARMONY:
         return msgspec.structs.replace(reading, thinking=None)
@@ -122,7 +123,7 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
         raise InvalidRequest(
             "separate_reasoning=False: not with tools; this model's calls are parsed with its reasoning"
         )
-    return Reading()
+    return TextReading()
 
 
 def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_format: bool) -> _Tooling:
@@ -138,15 +139,15 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_form
     if model.writes_harmony(has_tools=True):
         return _harmony(variables, chat, model, limits, has_format)
     if isinstance(choice, ChosenTool):
-        return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
+        return _Tooling(variables, TextReading(NAMED, choice.function.name), forced)
     if choice == "required":
-        return _Tooling(variables, Reading(JSON), forced)
+        return _Tooling(variables, TextReading(JSON), forced)
     family = family_of(template, model.special_id)
     free = None
     if not has_format:
         free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
     name = family.held_name if free and family.held_name else family.name
-    reading = Reading(name, types=types_for(name, tools))
+    reading = TextReading(name, types=types_for(name, tools))
     return _Tooling(variables, reading, None, free, family.has_special_marks)
 
 
@@ -158,8 +159,8 @@ def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
         # This raises ApiError.
         model.tool_template  # noqa: B018
         variables = tool_variables(chat.tools, model)
-    name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else Reading().name
-    return _Tooling(variables, Reading(name))
+    name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else TextReading().name
+    return _Tooling(variables, TextReading(name))
 
 
 def _harmony(
@@ -176,11 +177,11 @@ def _harmony(
         forced = family.forced(chat.tools, most)
     elif chat.tools and not has_format:
         free = family.structure(chat.tools, chat.one_call_at_most, most)
-    reading = Reading(HARMONY, name, types_for(HARMONY, chat.tools))
+    reading = TextReading(HARMONY, name, types_for(HARMONY, chat.tools))
     return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 
-def _constrain(params: SamplingParams, body: ConversationBody, tooling: _Tooling) -> str:
+def _constrain(params: SamplingParams, body: AnyChatBody, tooling: _Tooling) -> str:
     """Adds the constraints of tools to `params`. Returns the name of the parameter that determines the output's form.
     Raises InvalidRequest."""
     name = body.structure_name

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
@@ -22,7 +22,7 @@ FIRST_ERROR: Any = Field(fail_fast=True)
 _STRUCTURED = "; use structured_outputs"
 
 
-class StructuredOutputs(Fields):
+class StructuredOutputs(BodyFields):
     """vLLM's field. See StructuredOutputsParams."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
@@ -32,7 +32,7 @@ class StructuredOutputs(Fields):
     json_object: bool | None = None
 
 
-class GenerationBody(Fields):
+class GenerationBody(BodyFields):
     refused: ClassVar[Mapping[str, str]] = {
         "allowed_token_ids": "",
         "bad_words": "",

@@ -14,16 +14,16 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from alignedserve.gateway.fields import check_number, take_unknown
-from alignedserve.gateway.generation.prepared import Answered, PreparedCall
+from alignedserve.gateway.generation.prepared import DirectAnswer, PreparedCall
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.http.fields import check_number, take_unknown
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.types import InvalidRequest
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
-Result = PreparedCall | Answered
+Result = PreparedCall | DirectAnswer
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Endpoint:
     # Makes the call of a valid body, with the model and the limits. Raises ApiError and InvalidRequest.
     make: Callable[..., Result]
     # The type that `make` returns.
-    made: type[PreparedCall] | type[Answered] = Answered
+    made: type[PreparedCall] | type[DirectAnswer] = DirectAnswer
     # Whether a batch job may have calls of this endpoint as its lines.
     in_batches: bool = False
     # Whether a call may continue a conversation. `make` then takes a Beside, too.

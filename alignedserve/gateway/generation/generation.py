@@ -11,18 +11,45 @@ from random import Random
 from typing import Any
 
 from alignedserve.gateway.generation.service import Service
-from alignedserve.gateway.generation.text_stream import TextStream
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.output_queue import News
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.output_queue import News
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
+from alignedserve.text.stop import StopStrings
+from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import RequestKey
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        # The stop string that ended the choice.
+        self.stop_string: str | None = None
+        self._text = StopStrings(tokenizer, params) if tokenizer else None
+        self._keeps_stop_token = params.include_stop_str_in_output
+        self._num_tokens = 0
+
+    def append(self, token_id: int, finish_reason: str | None) -> str:
+        """Returns the text that can be sent now. `finish_reason` is set if the engine ended the choice with this
+        token."""
+        if self._text is None:
+            return ""
+        self._num_tokens += 1
+        if finish_reason != "stop":
+            self.stop_string = self._text.append(token_id, self._num_tokens)
+        elif self._keeps_stop_token:
+            # With `num_tokens=0` no stop string applies.
+            self._text.append(token_id, num_tokens=0)
+        if finish_reason is not None and self.stop_string is None:
+            self._text.flush()
+        is_over = finish_reason is not None or self.stop_string is not None
+        return self._text.take_all() if is_over else self._text.take()
+
 
 # Choices that are opened in one turn of the event loop, and prompt tokens before the last of them, at most. 2^17 tokens
 # take 2 ms to encode for the router, and 4 ms to hash, which is done if there are several islands.
@@ -30,7 +57,7 @@ NUM_AT_ONCE, NUM_TOKENS_AT_ONCE = 16, 1 << 17
 
 
 @dataclass(frozen=True)
-class Delta:
+class ChoiceDelta:
     """The new tokens and text of a choice. The first token may have no text yet, and the last delta no tokens."""
 
     index: int
@@ -61,7 +88,7 @@ class Delta:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
     # Prompt tokens with KV reused from earlier prompts.
@@ -80,7 +107,7 @@ class Usage:
 
 
 @dataclass(eq=False)
-class _Choice:
+class _OpenChoice:
     key: RequestKey
     text: TextStream
 
@@ -107,11 +134,11 @@ class Generation:
     cache_salt: str = ""
     reports_progress: bool = False
     adapter: str = ""
-    _choices: list[_Choice] = field(default_factory=list)
+    _choices: list[_OpenChoice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.usage = Usage(sum(map(len, self.prompts)))
+        self.usage = TokenUsage(sum(map(len, self.prompts)))
 
     async def start(self) -> None:
         """Opens the requests. Raises ApiError if there is no router."""
@@ -141,13 +168,13 @@ class Generation:
         """Aborts the requests that have not ended. Safe to repeat."""
         self.islands.close_all([choice.key for choice in self._choices])
 
-    async def collect(self, add: Callable[[Delta], None]) -> None:
+    async def collect(self, add: Callable[[ChoiceDelta], None]) -> None:
         """Runs all choices to their end. Raises ApiError."""
         await self.start()
         async for delta in self.deltas():
             add(delta)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Yields deltas until all choices have ended. Raises ApiError if one of them fails."""
         num_unfinished = len(self._choices)
         while num_unfinished:
@@ -179,15 +206,15 @@ class Generation:
             is_pressed=self.service.is_pressed,
             adapter=self.adapter,
         )
-        self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
+        self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
-    def _delta(self, index: int, news: News) -> Delta | None:
+    def _delta(self, index: int, news: News) -> ChoiceDelta | None:
         """Returns None for output after a stop string."""
         if isinstance(news, Rejected):
             raise rejection(news)
         if isinstance(news, PromptProgress):
-            return Delta(index, "", [], [], None, progress=news)
+            return ChoiceDelta(index, "", [], [], None, progress=news)
         if news.finish_reason in ("error", "abort"):
             raise self._failure(news.error or news.finish_reason)
         choice = self._choices[index]
@@ -202,7 +229,7 @@ class Generation:
             return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
         return ApiError(500, f"generation failed: {reason}")
 
-    def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
+    def _take(self, index: int, choice: _OpenChoice, news: NewTokens) -> ChoiceDelta:
         texts: list[str] = []
         taken, reason = 0, news.finish_reason
         if index % self.params.n == 0:
@@ -216,9 +243,9 @@ class Generation:
                 self.islands.close(choice.key, reason)
                 break
         if not self.gives_output:
-            return Delta(index, "", [], [], "length", news.prompt_logprobs)
+            return ChoiceDelta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
-        return Delta(
+        return ChoiceDelta(
             index,
             "".join(texts),
             news.tokens[:taken],

@@ -26,8 +26,8 @@ from alignedserve.gateway.generation.endpoint import (
     Needed,
 )
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
@@ -115,7 +115,7 @@ class Asked(msgspec.Struct, frozen=True):
         return asked, Beside(earlier, asked.room), source.read()
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrepareReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer. Exactly one field is set."""
 
     # A call or an answer, encoded. The endpoint determines its type. Not copied, since it may have megabytes.
@@ -174,26 +174,30 @@ def _answer(
     try:
         return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, beside, model, greeting))
     except MemoryError:
-        return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
+        return msgspec.msgpack.encode(
+            PrepareReply(error=(400, "the body takes too much memory to read", None, None))
+        )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
+def _told(
+    endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting
+) -> PrepareReply:
     try:
         made = endpoint.prepare_encoded(body, model, greeting.limits, greeting.is_strict, beside)
-        return Told(made=memoryview(made))
+        return PrepareReply(made=memoryview(made))
     except ConversationNeeded as error:
-        return Told(needed=error.needed)
+        return PrepareReply(needed=error.needed)
     except Expands as error:
-        return Told(num_added_bytes=error.num_bytes)
+        return PrepareReply(num_added_bytes=error.num_bytes)
     except ApiError as error:
-        return Told(error=(error.status, error.message, error.param, error.code))
+        return PrepareReply(error=(error.status, error.message, error.param, error.code))
     except MemoryError:
         raise
     except Exception as error:
-        return Told(failure=f"{type(error).__name__} at {_place(error)}")
+        return PrepareReply(failure=f"{type(error).__name__} at {_place(error)}")
 
 
 def _place(error: BaseException) -> str:

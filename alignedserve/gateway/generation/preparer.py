@@ -14,11 +14,11 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
-from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Expands, Result
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
@@ -26,15 +26,16 @@ from alignedserve.gateway.generation.prepare_process import (
     OUT_OF_MEMORY,
     Asked,
     Greeting,
+    PrepareReply,
     TokenizerParts,
-    Told,
 )
-from alignedserve.gateway.generation.prepared import Answered, Prepared
+from alignedserve.gateway.generation.prepared import DirectAnswer, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.fair_queue import FairQueue, QueueTimeout
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 
@@ -58,11 +59,32 @@ START_CLOCK_S = 10 * START_S
 TURN_S = 30.0
 
 
+@dataclass(frozen=True)
+class ReceivedBody:
+    """The body of a call, and what belongs to it."""
+
+    endpoint: Endpoint
+    pieces: Sequence[bytes]
+    # The owner of the call's API key (http/keys.py).
+    owner: str
+    # The conversation before it, as a JSON array in pieces.
+    earlier: Sequence[Piece] | None = None
+    is_best_effort: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.pieces)) + self.num_earlier_bytes
+
+    @property
+    def num_earlier_bytes(self) -> int:
+        return sum(map(len, self.earlier or ()))
+
+
 class TookTooLong(Exception):
     """A body took longer than its lane allows."""
 
 
-class Lane:
+class PrepareLane:
     """A child process that prepares one body after another, in fair turns."""
 
     def __init__(self, starter: Starter, cpu_s: float | None = None) -> None:
@@ -71,22 +93,14 @@ class Lane:
         self._turns = FairQueue()
         self._cpu_s = cpu_s
 
-    async def told(
-        self,
-        path: str,
-        body: Sequence[bytes],
-        owner: str,
-        earlier: Sequence[Piece] | None = None,
-        room: int | None = None,
-        is_best_effort: bool = False,
-    ) -> bytes:
-        """Returns the process's answer. Raises ApiError and TookTooLong."""
-        num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
+    async def told(self, body: ReceivedBody, room: int) -> bytes:
+        """Returns the process's answer. `room`: see Beside. Raises ApiError and TookTooLong."""
+        num_earlier_bytes = None if body.earlier is None else body.num_earlier_bytes
         niceness = NICENESS if self._cpu_s is None else 0
-        asked = Asked(path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
+        asked = Asked(body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
-            async with self._turns.turn(owner, TURN_S, is_best_effort):
-                return await self._asked(asked.head, *(earlier or ()), *body)
+            async with self._turns.turn(body.owner, TURN_S, body.is_best_effort):
+                return await self._asked(asked.head, *(body.earlier or ()), *body.pieces)
         except QueueTimeout:
             raise unavailable("bodies of other API keys are being read") from None
         except NotStarted as error:
@@ -108,14 +122,14 @@ class Lane:
 
 class Preparer:
     def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
-        """`module` is the child process's module, with all endpoints (gateway/prepare_process.py). With `is_strict`,
+        """`module` is the child process's module, with all endpoints (gateway/endpoints.py). With `is_strict`,
         unknown parameters are refused."""
         self.model = model
         self.limits = limits
         self.is_strict = is_strict
         starter = Starter(module, lambda: (self._greeting,), START_CLOCK_S, keeps_spare=True)
-        self._small = Lane(starter, SMALL_CPU_S)
-        self._medium, self._large = (Lane(starter) for _ in range(2))
+        self._small = PrepareLane(starter, SMALL_CPU_S)
+        self._medium, self._large = (PrepareLane(starter) for _ in range(2))
 
     async def start(self) -> None:
         """Starts the process for small bodies, which tries the model's tokenizer and templates. A spare process then
@@ -155,10 +169,10 @@ class Preparer:
         assert isinstance(found, Prepared)
         return found
 
-    async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Answered:
+    async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> DirectAnswer:
         """Returns the answer of an endpoint that needs no engine. Raises ApiError."""
         found = await self.result(endpoint, body, owner)
-        assert isinstance(found, Answered)
+        assert isinstance(found, DirectAnswer)
         return found
 
     async def aclose(self) -> None:
@@ -174,39 +188,28 @@ class Preparer:
     ) -> Result:
         """Returns the result of `endpoint.make`. Best effort waits for other bodies, except for a small share of the
         time. Raises ApiError."""
-        num_bytes = sum(map(len, [*body, *(earlier or ())]))
+        received = ReceivedBody(endpoint, body, owner, earlier, is_best_effort)
         try:
-            return await self.made(endpoint, body, owner, earlier, num_bytes, is_best_effort=is_best_effort)
+            return await self.made(received)
         except Expands as found:
             num_added = found.num_bytes
-        if num_bytes + num_added > self.limits.max_body_bytes:
+        if received.num_bytes + num_added > self.limits.max_body_bytes:
             raise too_large(self.limits.max_body_bytes, "with all that it refers to, ")
-        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
+        return await self.made(received, num_added)
 
-    async def made(
-        self,
-        endpoint: Endpoint,
-        body: Sequence[bytes],
-        owner: str,
-        earlier: Sequence[Piece] | None,
-        num_bytes: int,
-        num_added: int = 0,
-        is_best_effort: bool = False,
-    ) -> Result:
+    async def made(self, body: ReceivedBody, num_added: int = 0) -> Result:
         """Prepares the call in the lane for its size, including `num_added` bytes to which it refers. Raises ApiError,
         and Expands if it refers to more."""
-        size = num_bytes + num_added
+        size = body.num_bytes + num_added
         if size <= SMALL_BYTES:
             with contextlib.suppress(TookTooLong):
-                room = SMALL_BYTES - num_bytes
-                answer = await self._small.told(endpoint.path, body, owner, earlier, room, is_best_effort)
-                return _result_of(answer, endpoint)
+                answer = await self._small.told(body, SMALL_BYTES - body.num_bytes)
+                return _result_of(answer, body.endpoint)
         lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
         # The brackets around a conversation do not count towards the limit.
-        room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
+        room = max(0, min(most, self.limits.max_body_bytes) - body.num_bytes)
         try:
-            answer = await lane.told(endpoint.path, body, owner, earlier, room, is_best_effort)
-            return _result_of(answer, endpoint)
+            return _result_of(await lane.told(body, room), body.endpoint)
         except TookTooLong:
             raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 
@@ -237,7 +240,7 @@ class Preparer:
 
 def _result_of(answer: bytes, endpoint: Endpoint) -> Result:
     """Raises ApiError and Expands."""
-    told = msgspec.msgpack.decode(answer, type=Told)
+    told = msgspec.msgpack.decode(answer, type=PrepareReply)
     if told.error:
         status, message, param, code = told.error
         raise ApiError(status, message, param, code)

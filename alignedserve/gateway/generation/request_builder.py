@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from random import Random
 
-from alignedserve.gateway.config import SloConfig
+import msgspec
+
+from alignedserve.batch.results import Answer as LineAnswer
+from alignedserve.gateway.generation.endpoint import Endpoints
 from alignedserve.gateway.generation.generation import Generation
-from alignedserve.gateway.generation.prepared import Answering, Prepared, ids_of
+from alignedserve.gateway.generation.prepared import (
+    Answering,
+    Prepared,
+    PreparedCall,
+    salt_of,
+    unpacked,
+)
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.grammars.structure import check_structure
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.lengths import Lengths
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+from alignedserve.gateway.http.errors import ApiError, invalid, unavailable
+from alignedserve.gateway.http.json_pieces import blocks_of
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.limits.fair_queue import QueueTimeout
+from alignedserve.gateway.limits.limits import Limits, SloConfig
+from alignedserve.gateway.model.lengths import AnswerLengths
+from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.gateway.telemetry.metrics import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.pooling import POOLINGS
-
-# token ids that are unpacked at a time, which takes a millisecond
-_STEP_IDS = 1 << 15
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class RequestBuilder:
     preparer: Preparer
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
-    lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
+    lengths: AnswerLengths = field(default_factory=lambda: AnswerLengths(LengthConfig(NONE)))
     # Gives a seed to requests that have none.
     seeds: Random = field(default_factory=Random)
     ignored_parameters: IgnoredParameters = field(default_factory=IgnoredParameters)
@@ -46,7 +55,7 @@ class RequestBuilder:
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
         """`owner` is the owner of the call's API key (http/keys.py)."""
-        await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
+        await self._compile(call.params, call.structure_name, owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
         model = self.model.answering_as(call.adapter)
@@ -69,20 +78,51 @@ class RequestBuilder:
         answering = Answering(model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)
 
+    async def _compile(self, params: SamplingParams, name: str, owner: str) -> None:
+        """Compiles the schema or grammar, if there is one, which is the value of the parameter `name`. Raises ApiError
+        with its error."""
+        wanted = params.structured_outputs
+        if wanted is None:
+            return
+        try:
+            await self.compiler.check(wanted, self.limits.grammar_timeout_s, owner)
+        except QueueTimeout:
+            raise unavailable(f"{name}: schemas and grammars of other API keys are being compiled") from None
+        except TimeoutError:
+            message = f"{name}: not compiled within {self.limits.grammar_timeout_s:g} s"
+            raise ApiError(400, message, param=name) from None
+        except InvalidRequest as error:
+            # The client knows the parameter by another name.
+            raise ApiError(400, f"{name}: {str(error).partition(': ')[2]}", param=name) from error
 
-def salt_of(owner: str, asked: str) -> str:
-    """Returns the salt of a call's requests. Owners do not share KV, because the time to the first token would reveal
-    whether another owner sent the same prompt."""
-    return f"{owner} {asked}" if owner else asked
 
+class LineAnswers:
+    def __init__(self, request_builder: RequestBuilder, endpoints: Endpoints) -> None:
+        self._request_builder = request_builder
+        self._endpoints = endpoints
 
-async def unpacked(packed: bytes) -> list[int]:
-    """Unpacks a prompt of a prepared call."""
-    ids: list[int] = []
-    step = 4 * _STEP_IDS
-    for start in range(0, len(packed), step):
-        if start:
-            # Lets streams continue.
-            await asyncio.sleep(0)
-        ids += ids_of(packed[start : start + step])
-    return ids
+    async def ask(
+        self, endpoint: str, body: bytes, expires_at: float, owner: str, is_pressed: bool = False
+    ) -> LineAnswer:
+        """Returns the answer to a line. `body` is a JSON object. The job belongs to `owner`, and expires at
+        `expires_at`, in seconds since 1970."""
+        deadline_s = time.monotonic() + expires_at - time.time()
+        service = Service("flex", "be", deadline_s=deadline_s, is_pressed=is_pressed)
+        try:
+            return await self._answer(endpoint, body, service, owner)
+        except InvalidRequest as error:
+            failure = invalid(error)
+        except ApiError as error:
+            failure = error
+        return LineAnswer(failure.status, failure.body_for(endpoint))
+
+    async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
+        preparer = self._request_builder.preparer
+        call = await preparer.result(self._endpoints[endpoint], [body], owner, is_best_effort=True)
+        assert isinstance(call, PreparedCall)
+        if isinstance(call, Prepared) and call.is_stream:
+            raise InvalidRequest("stream=True: not possible in a batch")
+        self._request_builder.ignored_parameters.note(call.ignored)
+        pieces, usage = await call.whole(self._request_builder, service, owner)
+        blocks = await blocks_of(pieces)
+        return LineAnswer(200, msgspec.Raw(b"".join(blocks)), usage)

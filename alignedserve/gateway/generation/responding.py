@@ -11,16 +11,15 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.generation import Delta, Generation, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, Generation, TokenUsage
 from alignedserve.gateway.generation.prepared import Prepared
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import Piece, blocks_of, json_response
+from alignedserve.gateway.http.json_pieces import AnswerStream, Piece, blocks_of, json_response
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.streaming import Stream
+from alignedserve.gateway.http.reading import json_body
 
 Result = TypeVar("Result")
 
@@ -29,16 +28,23 @@ Result = TypeVar("Result")
 ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 # Called with a complete answer, before its end is sent.
-Keep = Callable[[ResponseBuilder, Usage], Awaitable[None]]
+Keep = Callable[[ResponseBuilder, TokenUsage], Awaitable[None]]
 
 
-async def _keep_nothing(builder: ResponseBuilder, usage: Usage) -> None:
+async def _keep_nothing(builder: ResponseBuilder, usage: TokenUsage) -> None:
     pass
 
 
 async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Prepared:
     """Reads the body and returns its call. Raises ApiError."""
     return await request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
+
+
+async def answer_directly(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Response:
+    """Reads the body and sends the answer of an endpoint that needs no engine. Raises ApiError."""
+    found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
+    headers = request_builder.ignored_parameters.note(found.ignored)
+    return await json_response([found.body], headers)
 
 
 async def respond(
@@ -66,14 +72,14 @@ async def respond(
         raise
 
 
-async def _first(generation: Generation, deltas: AsyncIterator[Delta]) -> Delta:
+async def _first(generation: Generation, deltas: AsyncIterator[ChoiceDelta]) -> ChoiceDelta:
     await generation.start()
     return await anext(deltas)
 
 
 async def _events(
-    first: Delta,
-    rest: AsyncIterator[Delta],
+    first: ChoiceDelta,
+    rest: AsyncIterator[ChoiceDelta],
     generation: Generation,
     builder: ResponseBuilder,
     keep: Keep,
@@ -103,13 +109,13 @@ async def _blocks(events: bytes | Iterable[Piece]) -> Sequence[bytes | memoryvie
     return [block for block in blocks if block]
 
 
-async def _with_first(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+async def _with_first(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
     yield first
     async for delta in rest:
         yield delta
 
 
-class _EventStream(Stream):
+class _EventStream(AnswerStream):
     def __init__(
         self, events: AsyncIterator[bytes | memoryview], headers: Mapping[str, str], close: Callable[[], None]
     ) -> None:

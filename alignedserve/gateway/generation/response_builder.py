@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece
 
@@ -18,27 +18,27 @@ class ResponseBuilder(ABC):
     """An answer is either made whole, by `add` and `whole`, or streamed, by the other methods."""
 
     @abstractmethod
-    def add(self, delta: Delta) -> None: ...
+    def add(self, delta: ChoiceDelta) -> None: ...
 
     @abstractmethod
-    def whole(self, usage: Usage) -> Iterator[Piece]:
+    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
         """Yields the answer, after all deltas were added."""
 
-    def progress(self, delta: Delta, usage: Usage) -> bytes:
+    def progress(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes:
         """Returns the event that reports a prompt's progress, in APIs that have one."""
         return b""
 
     @abstractmethod
-    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
         """Returns the events before those of `delta`, if there are any. They may be large. `usage` includes this
         delta."""
 
     @abstractmethod
-    def events(self, delta: Delta, usage: Usage) -> bytes | Iterable[Piece]:
+    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes | Iterable[Piece]:
         """Returns the events of new tokens, in pieces if they may be large. Empty for a token without text."""
 
     @abstractmethod
-    def end(self, usage: Usage) -> Iterable[Piece]:
+    def end(self, usage: TokenUsage) -> Iterable[Piece]:
         """Returns the events after the last delta."""
 
     @abstractmethod

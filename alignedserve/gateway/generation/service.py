@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.fields import BodyFields
+from alignedserve.gateway.limits.limits import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
 
 ServiceTier = Literal["auto", "default", "scale", "priority", "flex"]
 
@@ -21,7 +21,7 @@ TPOT_HEADER = "X-SLO-TPOT-MS"
 OBJECTIVE_HEADER = "X-Gateway-Inference-Objective"
 
 
-class Slo(Fields):
+class Slo(BodyFields):
     is_ours: ClassVar[bool] = True
 
     # Milliseconds from the request's arrival until its first token is due.

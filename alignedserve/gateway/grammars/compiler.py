@@ -16,13 +16,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
+from alignedserve.gateway.limits.fair_queue import FairQueue
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
-
-__all__ = ["Compiler", "QueueTimeout"]
 
 # Results that are kept: a hash and a line of text each.
 MAX_KEPT = 4096

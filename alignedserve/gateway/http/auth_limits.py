@@ -9,7 +9,11 @@ answered before they arrive here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -18,13 +22,52 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
-from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
-from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
+from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
+
+
+class DrainState:
+    def __init__(self) -> None:
+        self._draining = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_open: Counter[str] = Counter()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining.is_set()
+
+    def num_open(self, owner: str) -> int:
+        return self._num_open[owner]
+
+    @contextmanager
+    def counted(self, owner: str) -> Iterator[None]:
+        """Counts a request of `owner` as running, until the block ends."""
+        self._num_open[owner] += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open[owner] -= 1
+            if not self._num_open[owner]:
+                del self._num_open[owner]
+            if not self._num_open:
+                self._idle.set()
+
+    def begin(self) -> None:
+        """Stops accepting new requests. Safe to repeat."""
+        self._draining.set()
+
+    async def until_draining(self) -> None:
+        await self._draining.wait()
+
+    async def until_idle(self) -> None:
+        await self._idle.wait()
+
 
 # Bytes of an upload's body besides its file, at most: its parts have headers of their own.
 MULTIPART_BYTES = 64 << 10
@@ -33,27 +76,32 @@ MULTIPART_BYTES = 64 << 10
 PROBED = "/health"
 
 
+@dataclass(frozen=True)
+class Access:
+    """What decides whether a request is accepted."""
+
+    # Bounds the bodies in memory.
+    memory: BodyMemory
+    limits: Limits = field(default_factory=Limits)
+    keys: Keys = field(default_factory=Keys)
+    drain_state: DrainState = field(default_factory=DrainState)
+    callers: Callers = ANY_CALLER
+
+
 class AuthLimitsMiddleware:
     def __init__(
         self,
         app: ASGIApp,
         router: Router,
         public: Collection[Callable[..., Any]],
-        keys: Keys,
-        limits: Limits,
-        drain_state: DrainState,
-        memory: BodyMemory,
-        callers: Callers = ANY_CALLER,
+        access: Access,
     ) -> None:
         """`public` are the endpoints that need no key."""
         self._app = app
         self._router = router
         self._public = public
-        self._keys = keys
-        self._limits = limits
-        self._drain_state = drain_state
-        self._callers = callers
-        self._memory = memory
+        self._access = access
+        self._limits = limits = access.limits
         # By path: the largest body in bytes, and how much of it is in memory at a time, since files are passed to the
         # store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
@@ -71,12 +119,12 @@ class AuthLimitsMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        owner = self._keys.owner(_authorization(headers))
+        owner = self._access.keys.owner(_authorization(headers))
         if call := current_call.get():
             call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
-        with self._memory.share(owner or ANYONE) as share:
-            reading = Reading(receive, headers, share, *max_bytes)
+        with self._access.memory.share(owner or ANYONE) as share:
+            reading = BodyReading(receive, headers, share, *max_bytes)
             send = reading.answering(send)
             refusal = self._refusal(scope, headers, owner) or reading.refusal()
             if refusal:
@@ -84,19 +132,22 @@ class AuthLimitsMiddleware:
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {}).update(owner=owner or ANYONE, share=share)
-            with self._drain_state.counted(owner or ANYONE):
+            with self._access.drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers, owner: str | None) -> ApiError | None:
-        if scope["path"] != PROBED and (refusal := self._callers.refusal(scope["method"], headers)):
+        if scope["path"] != PROBED and (refusal := self._access.callers.refusal(scope["method"], headers)):
             return refusal
         if owner is None and not self._is_public(scope):
-            if self._keys.are_expired:
+            if self._access.keys.are_expired:
                 return unavailable(EXPIRED)
             return _unauthorized(_authorization(headers) is not None)
-        if self._drain_state.is_draining and scope["method"] not in LOOKING:
+        if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if owner is not None and self._drain_state.num_open(owner) >= self._limits.max_requests_per_key:
+        if (
+            owner is not None
+            and self._access.drain_state.num_open(owner) >= self._limits.max_requests_per_key
+        ):
             return _too_many(self._limits.max_requests_per_key)
         return None
 

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing
-from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
+from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError, unavailable
 from alignedserve.gateway.http.framing import BadRequest, Framing, asked_path
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class _Transport:
     """A transport that drops what is written after it was closed. asyncio drops that too, but logs a warning for each
     piece, and there may be hundreds before it reports that the client has disconnected."""
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         self._transport = transport
-        self._connection: Connection | None = connection
+        self._connection: HttpConnection | None = connection
         self._timer: asyncio.TimerHandle | None = None
         # Whether uvicorn has paused reading because it has enough of a body for now.
         self._is_paused = False
@@ -113,7 +113,7 @@ class _Transport:
         self._connection = None
 
 
-class Connection(H11Protocol, asyncio.BufferedProtocol):
+class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     """A connection with time limits: it is closed if its client sends no request or does not read its answer. uvicorn
     would wait without end."""
 
@@ -273,7 +273,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         cycle = self.cycle
         try:
             await self._app(scope, receive, _saying_goodbye(send) if self._crowd.is_retiring else send)
-        except BrokenOff:
+        except AnswerBrokenOff:
             cycle.disconnected = True
             self.abort()
 

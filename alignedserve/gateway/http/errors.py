@@ -84,7 +84,7 @@ class BodyError(HTTPException):
         self.found = found
 
 
-class BrokenOff(Exception):
+class AnswerBrokenOff(Exception):
     """The rest of an answer can't be produced. The connection is closed, so that the client notices."""
 
 

@@ -1,5 +1,7 @@
-"""JSON of any size, written in pieces. An answer with log-probabilities has tens of megabytes, and writing it must not
-delay the tokens of other requests. Pieces may be empty: each ends a step."""
+"""JSON of any size, written in pieces, and answers that are sent in pieces.
+
+An answer with log-probabilities has tens of megabytes, and writing it must not delay the tokens of other requests.
+Pieces may be empty: each ends a step."""
 
 from __future__ import annotations
 
@@ -10,9 +12,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from starlette.responses import Response
-
-from alignedserve.gateway.http.streaming import Stream
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 Json = dict[str, Any]
 Piece = bytes | bytearray | memoryview
@@ -133,7 +134,7 @@ async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | No
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json", headers=headers)
     headers = {**(headers or {}), "Content-Length": str(sum(map(len, blocks)))}
-    return Stream(_in_turn(blocks), media_type="application/json", headers=headers)
+    return AnswerStream(_in_turn(blocks), media_type="application/json", headers=headers)
 
 
 async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
@@ -141,3 +142,21 @@ async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes 
         yield block
         # Without this, a client that reads fast would get all of it in one turn.
         await asyncio.sleep(0)
+
+
+class AnswerStream(StreamingResponse):
+    """A StreamingResponse without reference cycles. Starlette's own ends a stream by a task group with exceptions and
+    frames that refer to each other. When a thousand clients disconnected, Python's garbage collector found 200,000
+    objects at once, and held everything up for 0.4 s."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self.stream_response(send))
+        watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            (sending if sending.done() else watching).result()
+        finally:
+            sending.cancel()
+            watching.cancel()
+            # On return, the source of the pieces has released all that it holds.
+            await asyncio.wait({sending, watching})

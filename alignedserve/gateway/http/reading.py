@@ -1,4 +1,5 @@
-"""Limits on a request's body while it arrives: its size, its speed, and the memory of all bodies together."""
+"""Receives a request's body as bytes, and limits it while it arrives: its size, its speed, and the memory of all bodies
+together. Parsing happens elsewhere (generation/preparer.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from http import HTTPStatus
 
+from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Send
 
@@ -79,7 +81,7 @@ class BodyMemory:
             self.add(holder, -found.num_bytes)
 
 
-class Reading:
+class BodyReading:
     def __init__(
         self, receive: Receive, headers: Headers, share: Share, max_bytes: int, max_held_bytes: int
     ) -> None:
@@ -173,3 +175,13 @@ def too_large(max_bytes: int, counting: str = "") -> ApiError:
 
 def no_room() -> ApiError:
     return unavailable("the bodies of other requests take all the memory for bodies")
+
+
+async def json_body(http: Request) -> list[bytes]:
+    """Returns the body in pieces, because joining them could hold up other requests. Raises ApiError unless the content
+    type is JSON: a page can make a browser send other types without a preflight request."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    main, _, sub = kind.partition("/")
+    if main != "application" or not (sub == "json" or sub.endswith("+json")):
+        raise ApiError(400, "the body must be JSON, and come with the header Content-Type: application/json")
+    return [piece async for piece in http.stream() if piece]

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from alignedserve.gateway.http.errors import BrokenOff
+from alignedserve.gateway.http.errors import AnswerBrokenOff
 from alignedserve.gateway.http.keys import name_of
 from alignedserve.process.logs import request_id
 from alignedserve.types import shortened
@@ -34,11 +34,11 @@ _UNKNOWN = (403, 404, 405)
 _MAX_PATH_CHARS = 200
 
 # The HTTP call that is being answered in this context.
-current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
+current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
 
 
 @dataclass(eq=False)
-class HttpCall:
+class CurrentCall:
     id: str
     method: str
     headers: Headers
@@ -66,7 +66,7 @@ class HttpCall:
 
 
 # Makes the context manager around a call: the span of its trace.
-Around = Callable[[HttpCall], AbstractContextManager[object]]
+Around = Callable[[CurrentCall], AbstractContextManager[object]]
 
 
 class RequestIdMiddleware:
@@ -81,7 +81,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        call = HttpCall(_id_of(headers), scope["method"], headers, asked_path=scope["path"])
+        call = CurrentCall(_id_of(headers), scope["method"], headers, asked_path=scope["path"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.body":
@@ -99,7 +99,7 @@ class RequestIdMiddleware:
                 except ClientDisconnect:
                     # The client disconnected in the middle of a body. Proxies log that as 499.
                     call.status = 499
-                except BrokenOff as error:
+                except AnswerBrokenOff as error:
                     logger.warning("broken off: %s", error)
                     raise
                 except Exception:
@@ -122,13 +122,13 @@ def _id_of(headers: Headers) -> str:
     return given if _USABLE.fullmatch(given) else secrets.token_hex(16)
 
 
-def _path_of(call: HttpCall) -> str:
+def _path_of(call: CurrentCall) -> str:
     """Returns the path of its route, or, for a call that has none, what the client asked for. Formatters escape it."""
     is_unknown = call.path == "-" and call.status in _UNKNOWN
     return shortened(call.asked_path, _MAX_PATH_CHARS) if is_unknown else call.path
 
 
-def _log(call: HttpCall) -> None:
+def _log(call: CurrentCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
     said: dict[str, object] = {
         "method": call.method,

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from fastapi import FastAPI
 
-from alignedserve.gateway.http.connection import HEAD_S, Connection
+from alignedserve.gateway.http.connection import HEAD_S, HttpConnection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 
 # seconds that open streams have to end when the server stops
 GOODBYE_S = 1
@@ -29,7 +29,7 @@ TURNS_S = 0.05
 LOOK_S = 0.1
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 RequestIdMiddleware(app, around),
-                http=functools.partial(Connection, self.connections),  # type: ignore[arg-type]
+                http=functools.partial(HttpConnection, self.connections),  # type: ignore[arg-type]
                 ws="none",
                 proxy_headers=False,
                 log_config=None,

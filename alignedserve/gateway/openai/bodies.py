@@ -9,13 +9,49 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
+
+
+class TextFormat(BodyFields):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BodyFields):
+    type: Literal["json_object"]
+
+
+class JsonSchema(BodyFields):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    # Without effect: the output follows the schema in any case.
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(BodyFields):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def structure_of_format(
+    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> StructuredOutputsParams | None:
+    match form:
+        case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
+            return StructuredOutputsParams(json=schema)
+        case JsonObjectFormat() | JsonSchemaFormat():
+            return StructuredOutputsParams(json_object=True)
+    return None
+
 
 # OpenAI's default for completions. Chats continue until the model ends them.
 COMPLETION_MAX_TOKENS = 16
@@ -43,7 +79,7 @@ Prompt = Annotated[
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
 
-class StreamOptions(Fields):
+class StreamOptions(BodyFields):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     # vLLM's field: each chunk has the usage so far.
@@ -152,7 +188,7 @@ class CompletionBody(ChoicesBody):
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
-class ChatBody(ChoicesBody, ConversationBody):
+class ChatBody(ChoicesBody, AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "audio": ": the output is text",

@@ -7,13 +7,11 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.calls import Piece as CallPiece
-from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader
 
 
 @dataclass
@@ -38,7 +36,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         super().__post_init__()
         self._may_think = self.shows_reasoning and self.new_reader().is_thinking is not None
 
-    def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
+    def _add_text(self, choice: CollectedChoice, delta: ChoiceDelta) -> None:
         self._num_calls[delta.index] = choice.text.add(self._read(delta))
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
@@ -64,14 +62,14 @@ class ChatResponseBuilder(ChoicesBuilder):
             return object_of(body | {"logprobs": None}, choice.token_ids.members())
         return object_of(body, {"logprobs": choice.logprobs.pieces()} | choice.token_ids.members())
 
-    def _opening(self, first: Delta) -> Iterator[Piece] | None:
+    def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
         role = {"role": "assistant", "content": ""} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
 
     def _opening_members(self) -> dict[str, Iterable[Piece]]:
         return self._prompt_ids(self.prompts[0])
 
-    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+    def _chunk_choice(self, delta: ChoiceDelta, logprobs: Json | None) -> Json:
         read = self._read(delta)
         new: Json = {"content": read.content} if read.content or logprobs else {}
         new |= self._thoughts(read.reasoning)
@@ -93,7 +91,7 @@ class ChatResponseBuilder(ChoicesBuilder):
     def _has_news(self, choice: Json) -> bool:
         return any(choice["delta"].values())
 
-    def _read(self, delta: Delta) -> Read:
+    def _read(self, delta: ChoiceDelta) -> Read:
         reader = self._readers.get(delta.index)
         if reader is None:
             reader = self._readers[delta.index] = self.new_reader()
@@ -132,10 +130,10 @@ class ChatResponseBuilder(ChoicesBuilder):
             return self._readers[index].stop_reason
         return finish_reason
 
-    def _usage(self, usage: Usage) -> Json:
+    def _usage(self, usage: TokenUsage) -> Json:
         if self._num_reasoning_tokens is None:
             return usage.body
         return usage.body | {"completion_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens}}
 
-    def _logprobs(self, delta: Delta) -> Json:
+    def _logprobs(self, delta: ChoiceDelta) -> Json:
         return {"content": chat_logprobs(delta.token_ids, delta.logprobs, self.model)}

@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import msgspec
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.token_logprobs import prompt_positions
-from alignedserve.gateway.tools.calls import CollectedText
+from alignedserve.gateway.tools.readers import CollectedText
 
 DONE = b"data: [DONE]\n\n"
 
@@ -88,7 +88,7 @@ class ChoicesBuilder(ResponseBuilder):
 
     # ---- whole ----
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: ChoiceDelta) -> None:
         choice = self._choices.setdefault(delta.index, CollectedChoice())
         if delta.prompt_logprobs:
             choice.prompt_logprobs = delta.prompt_logprobs
@@ -102,13 +102,13 @@ class ChoicesBuilder(ResponseBuilder):
         choice.finish_reason = delta.finish_reason
         self._add_text(choice, delta)
 
-    def whole(self, usage: Usage) -> Iterator[Piece]:
+    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
         choices = sorted(self._given().items())
         body = self._envelope(self.kind) | {"usage": self._usage(usage)}
         members = {"choices": array_of(self._whole_choice(index, choice) for index, choice in choices)}
         return object_of(body, members | self._further_members())
 
-    def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
+    def _add_text(self, choice: CollectedChoice, delta: ChoiceDelta) -> None:
         choice.texts.append(delta.text)
 
     def _given(self) -> dict[int, CollectedChoice]:
@@ -134,7 +134,7 @@ class ChoicesBuilder(ResponseBuilder):
 
     # ---- in chunks ----
 
-    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
         """Returns the chunk that precedes the first chunk of a choice, if there is one."""
         if delta.index in self._lengths:
             return None
@@ -146,7 +146,7 @@ class ChoicesBuilder(ResponseBuilder):
         members = {"choices": array_of([choice])} | self._opening_members()
         return _large_event(object_of(self._chunk(before), members))
 
-    def events(self, delta: Delta, usage: Usage) -> bytes | Iterable[Piece]:
+    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes | Iterable[Piece]:
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         is_first, has_ids = delta.index not in self._lengths, self.shown.token_ids and bool(delta.token_ids)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
@@ -162,7 +162,7 @@ class ChoicesBuilder(ResponseBuilder):
             return _event(chunk | {"choices": [choice]})
         return _large_event(object_of(chunk, {"choices": array_of([object_of(choice, members)])}))
 
-    def progress(self, delta: Delta, usage: Usage) -> bytes:
+    def progress(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes:
         """Returns a chunk with llama.cpp's fields."""
         assert delta.progress
         progress: Json = {
@@ -174,7 +174,7 @@ class ChoicesBuilder(ResponseBuilder):
         chunk = self._chunk(usage) | {"choices": [self._chunk_choice(delta, None)]}
         return _event(chunk | {"prompt_progress": progress})
 
-    def end(self, usage: Usage) -> Iterable[Piece]:
+    def end(self, usage: TokenUsage) -> Iterable[Piece]:
         if self.shown.usage:
             yield _event(self._envelope(self.chunk_kind) | {"choices": [], "usage": self._usage(usage)})
         yield DONE
@@ -182,7 +182,7 @@ class ChoicesBuilder(ResponseBuilder):
     def failure(self, error: ApiError) -> bytes:
         return _event(error.body) + DONE
 
-    def _opening(self, first: Delta) -> Iterator[Piece] | None:
+    def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
         """Returns the choice of the chunk that precedes a choice's first one. None: there is no such chunk."""
         return None
 
@@ -190,7 +190,7 @@ class ChoicesBuilder(ResponseBuilder):
         """Returns the other members of that chunk."""
         return {}
 
-    def _first_members(self, first: Delta) -> dict[str, Iterable[Piece]]:
+    def _first_members(self, first: ChoiceDelta) -> dict[str, Iterable[Piece]]:
         """Returns further members of a choice's first chunk with tokens, which may be large."""
         return {}
 
@@ -199,9 +199,9 @@ class ChoicesBuilder(ResponseBuilder):
         return True
 
     @abstractmethod
-    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json: ...
+    def _chunk_choice(self, delta: ChoiceDelta, logprobs: Json | None) -> Json: ...
 
-    def _chunk(self, usage: Usage) -> Json:
+    def _chunk(self, usage: TokenUsage) -> Json:
         """Returns the fields that all chunks have."""
         extra: Json = {}
         if self.shown.usage:
@@ -221,11 +221,11 @@ class ChoicesBuilder(ResponseBuilder):
             "service_tier": self.answering.service.name,
         }
 
-    def _usage(self, usage: Usage) -> Json:
+    def _usage(self, usage: TokenUsage) -> Json:
         return usage.body
 
     @abstractmethod
-    def _logprobs(self, delta: Delta) -> Json:
+    def _logprobs(self, delta: ChoiceDelta) -> Json:
         """Returns lists by name. Those of later deltas are appended to them."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.generation import Delta
+from alignedserve.gateway.generation.generation import ChoiceDelta
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_logprobs, echoed_logprobs
@@ -52,7 +52,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         members |= choice.token_ids.members() | self._prompt_ids(self.prompts[number])
         return object_of(body, members)
 
-    def _opening(self, first: Delta) -> Iterator[Piece] | None:
+    def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
         if self.echoes is None:
             return None
         number = first.index // self.num_made
@@ -83,7 +83,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         """Returns the text before the choices of a prompt."""
         return "" if self.echoes is None else self.echoes[number]
 
-    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+    def _chunk_choice(self, delta: ChoiceDelta, logprobs: Json | None) -> Json:
         return {
             "index": delta.index,
             "text": delta.text,
@@ -91,10 +91,10 @@ class CompletionResponseBuilder(ChoicesBuilder):
             "finish_reason": delta.finish_reason,
         }
 
-    def _first_members(self, first: Delta) -> dict[str, Iterable[Piece]]:
+    def _first_members(self, first: ChoiceDelta) -> dict[str, Iterable[Piece]]:
         return self._prompt_ids(self.prompts[first.index // self.num_made])
 
-    def _logprobs(self, delta: Delta) -> Json:
+    def _logprobs(self, delta: ChoiceDelta) -> Json:
         # Text appears with its last token: the offsets of tokens that arrive together are counted from there.
         offset = len(self._echo(delta.index // self.num_made)) + self._lengths.get(delta.index, 0)
         if delta.index not in self._offsets:

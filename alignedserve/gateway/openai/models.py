@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 
 
 def model_routes(model: ServedModel) -> APIRouter:

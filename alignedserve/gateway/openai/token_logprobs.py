@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 
 # Returns the text of a token.

@@ -1,24 +1,106 @@
-"""`/tokenize` and `/detokenize` over HTTP."""
+"""`/tokenize` and `/detokenize`: their bodies, what they return, and their routes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
+from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
 from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import answer_directly
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import json_response
-from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.token_bodies import (
-    DetokenizeAnswer,
-    DetokenizeBody,
-    TokenizeAnswer,
-    TokenizeBody,
-    detokenized,
-    tokenized,
-)
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.fields import BodyFields
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.gateway.openai.bodies import Messages
+from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
+from alignedserve.gateway.tools.harmony import effort_of
+
+
+class TokenizeBody(BodyFields):
+    refused: ClassVar[Mapping[str, str]] = {
+        "chat_template": ": the model's own is used",
+        "continue_final_message": "",
+    }
+
+    model: str | None = None
+    # Exactly one of these two is given.
+    prompt: str | None = None
+    messages: Messages | None = None
+    # The default is true for a prompt. A chat template writes its own special tokens.
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Fields of a chat that change its prompt.
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: AnyChoice | None = None
+    reasoning_effort: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BodyFields):
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+    model.check_name(body.model)
+    tokens, ignored = _tokens(model, body)
+    strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
+    found = {
+        "count": len(tokens),
+        "max_model_len": model.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    }
+    return DirectAnswer(memoryview(msgspec.json.encode(found)), ignored=ignored)
+
+
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+    model.check_name(body.model)
+    return DirectAnswer(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
+
+
+def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:
+    """Returns the tokens, and the names of the fields that are ignored for this model."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
+    if body.prompt is not None:
+        return model.prompt_ids(body.prompt, body.add_special_tokens is not False), []
+    # Without tools, the tool choice does not change the prompt.
+    tools, _ = offered(body.tools, body.tool_choice) if body.tools else ([], "none")
+    ignored = ["tools"] if tools and not model.has_place_for_tools else []
+    if ignored:
+        tools = []
+    effort = body.reasoning_effort
+    if model.writes_harmony(has_tools=bool(tools)):
+        effort = effort_of(effort)
+    variables = {
+        "add_generation_prompt": body.add_generation_prompt,
+        **template_variables(body.chat_template_kwargs, effort),
+        **tool_variables(tools, model),
+    }
+    return model.chat_ids(readable(body.messages or []), variables, bool(body.add_special_tokens)), ignored
+
 
 TOKENIZE = Endpoint("/tokenize", TokenizeBody, tokenized)
 DETOKENIZE = Endpoint("/detokenize", DetokenizeBody, detokenized)
@@ -31,7 +113,7 @@ def tokens_router(request_builder: RequestBuilder) -> APIRouter:
         TOKENIZE.path, responses={200: {"model": TokenizeAnswer}}, openapi_extra=request_body(TokenizeBody)
     )
     async def tokenize(http: Request) -> Response:
-        return await answered(TOKENIZE, http)
+        return await answer_directly(http, TOKENIZE, request_builder)
 
     @router.post(
         DETOKENIZE.path,
@@ -39,11 +121,6 @@ def tokens_router(request_builder: RequestBuilder) -> APIRouter:
         openapi_extra=request_body(DetokenizeBody),
     )
     async def detokenize(http: Request) -> Response:
-        return await answered(DETOKENIZE, http)
-
-    async def answered(endpoint: Endpoint, http: Request) -> Response:
-        found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
-        headers = request_builder.ignored_parameters.note(found.ignored)
-        return await json_response([found.body], headers)
+        return await answer_directly(http, DETOKENIZE, request_builder)
 
     return router

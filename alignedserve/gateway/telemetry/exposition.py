@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
-from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
-from alignedserve.gateway.telemetry.metrics import Metrics
+from alignedserve.gateway.telemetry.metrics import IGNORED_NAMES, OTHER, Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.process.usage import usage_of
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
@@ -41,17 +40,13 @@ SUCCESSES = ("stop", "length")
 HEARD_S = 10.0
 
 # Returns the number of batch jobs by status.
-CountJobs = Callable[[], Awaitable[Mapping[str, int]]]
-
-
-async def no_jobs() -> Mapping[str, int]:
-    return {}
+CountJobs = Callable[[], Mapping[str, int]]
 
 
 def metrics_route(
     metrics: Metrics,
     ask_clusters: AskClusters,
-    count_jobs: CountJobs = no_jobs,
+    count_jobs: CountJobs = dict,
     gateways: Gateways | None = None,
     num_wanted: Callable[[], int] = lambda: 0,
     me: InstanceId = GATEWAY,
@@ -76,7 +71,7 @@ def metrics_route(
                 *own,
                 *_of_islands(clusters),
                 *await asyncio.to_thread(lambda: [*_usage(clusters, me)]),
-                _jobs(await count_jobs()),
+                _jobs(count_jobs()),
                 _wanted(num_wanted()),
                 *_infos(models),
             ]
@@ -157,7 +152,7 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
     yield _turnarounds(metrics)
     ignored = _counter("ignored_parameters", "Calls with an ignored parameter.", "parameter")
-    for name in (*sorted(NAMES), OTHER):
+    for name in (*sorted(IGNORED_NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
     yield ignored
     prompts = _counter("prompt_tokens", "Tokens of prefilled prompts.", "tier")

@@ -5,12 +5,14 @@ Values are observed once per token or per request, in the event loop's thread. `
 
 from __future__ import annotations
 
+import logging
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+from alignedserve.protocol.messages import Attainment
 
 # In seconds, with vLLM's bounds, so that quantiles in its dashboards mean the same. Gaps between tokens have some
 # smaller bounds.
@@ -111,3 +113,61 @@ class Metrics:
 
     def __iter__(self) -> Iterator[tuple[str, TierMetrics]]:
         return iter(self._tiers.items())
+
+
+logger = logging.getLogger(__name__)
+
+IGNORED_HEADER = "X-Ignored-Parameters"
+# Names that the header and the log show. Others are a client's text, and may be anything.
+_SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Names that are logged, each once.
+MAX_LOGGED = 64
+# Labels of the metric: known parameters of other servers, and OTHER. None is a client's text.
+OTHER = "other"
+IGNORED_NAMES = frozenset(
+    (
+        *("early_stopping", "kv_transfer_params", "length_penalty", "lora_path", "mm_processor_kwargs"),
+        *("num_beams", "prediction", "priority", "prompt_cache_retention", "request_id"),
+        *("return_tokens_as_token_ids", "rid", "spaces_between_special_tokens"),
+        *("stop_regex", "truncate_prompt_tokens", "typical_p", "vllm_xargs", "web_search_options"),
+    )
+)
+
+
+class IgnoredParameters:
+    def __init__(self) -> None:
+        # The number of calls with the parameter, by its label.
+        self.counts: Counter[str] = Counter()
+        self._logged: set[str] = set()
+
+    def note(self, names: Sequence[str]) -> dict[str, str]:
+        """Counts the parameters of a call. Returns the header that names them."""
+        shown = [name for name in names if _SHOWN_NAME.fullmatch(name)]
+        for name in shown:
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                logger.info(
+                    "%s: this parameter is ignored: it is unknown, or without effect on this model", name
+                )
+                self._logged.add(name)
+        self.counts.update({name if name in IGNORED_NAMES else OTHER for name in names})
+        return {IGNORED_HEADER: ", ".join(shown) or OTHER} if names else {}
+
+
+class AttainmentCount:
+    def __init__(self, metrics: TierMetrics) -> None:
+        self._metrics = metrics
+        self._num_met = self._num_missed = 0
+
+    def take(self, are_late: bool, is_serving: bool = True) -> Attainment:
+        """Returns the counts since the last call. `are_late`: whether batch jobs are expected to end too late.
+        `is_serving`: whether the gateway accepts clients."""
+        num_met, num_missed = (
+            self._count(is_met=True),
+            self._count(is_met=False) + self._metrics.num_turned_away,
+        )
+        taken = Attainment(num_met - self._num_met, num_missed - self._num_missed, are_late, is_serving)
+        self._num_met, self._num_missed = num_met, num_missed
+        return taken
+
+    def _count(self, is_met: bool) -> int:
+        return sum(count for (_, each), count in self._metrics.objectives.items() if each == is_met)

@@ -28,8 +28,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 import alignedserve
-from alignedserve.gateway.http.request_id import HttpCall
-from alignedserve.gateway.telemetry.request_stats import RequestStats
+from alignedserve.gateway.http.request_id import CurrentCall
+from alignedserve.gateway.telemetry.telemetry import RequestStats
 
 # The router's states as stages of a request. The last stage ends with the request, and has no state.
 STAGES = {
@@ -61,7 +61,7 @@ class OtelTraces:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     @contextmanager
-    def around(self, call: HttpCall) -> Iterator[None]:
+    def around(self, call: CurrentCall) -> Iterator[None]:
         parent = propagate.extract(dict(call.headers))
         span = self._tracer.start_span(
             call.method, parent, SpanKind.SERVER, start_time=self._ns(call.begun_s)

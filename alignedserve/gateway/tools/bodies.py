@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field
 from pydantic import Tag as PydanticTag
 
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 
-class Function(Fields):
+class Function(BodyFields):
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     # A JSON schema.
@@ -26,26 +26,26 @@ class Function(Fields):
     strict: bool | None = None
 
 
-class Tool(Fields):
+class Tool(BodyFields):
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(Fields):
+class ChosenFunction(BodyFields):
     name: str
 
 
-class ChosenTool(Fields):
+class ChosenTool(BodyFields):
     type: Literal["function"]
     function: ChosenFunction
 
 
-class AllowedFunctions(Fields):
+class AllowedFunctions(BodyFields):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenTool], Field(min_length=1, fail_fast=True)]
 
 
-class AllowedTools(Fields):
+class AllowedTools(BodyFields):
     """OpenAI's field: a choice among some of the tools. The prompt omits the others."""
 
     type: Literal["allowed_tools"]

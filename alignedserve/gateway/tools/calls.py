@@ -1,4 +1,4 @@
-"""Streamed tool calls, the name first and then the arguments in pieces; and JSON calls in a model's text."""
+"""Calls in JSON, as models write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Never
 
 from alignedserve.gateway.tools.tags import Rest, beginnings, spelt
@@ -35,132 +34,6 @@ HEAD_BEGUN = beginnings(
         for key in ('"arguments"', '"parameters"')
     )
 )
-
-
-@dataclass
-class Piece:
-    """A piece with a `name` begins a call. One without it continues the last call."""
-
-    name: str | None
-    # The start of the JSON, as far as it has arrived.
-    arguments: str = ""
-    # The call's id, if the model has written one. None: it will get one.
-    id: str | None = None
-
-
-@dataclass
-class Content:
-    """A piece of the answer's text."""
-
-    text: str
-
-
-@dataclass
-class Thought:
-    """A piece of the reasoning."""
-
-    text: str
-
-
-ReadPart = Content | Thought | Piece
-
-
-@dataclass
-class Read:
-    """The new parts that a reader has found, in the order in which the model has written them."""
-
-    parts: list[ReadPart] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, content: str) -> Read:
-        read = cls()
-        read.say(content)
-        return read
-
-    def say(self, content: str) -> None:
-        self._add(Content, content)
-
-    def think(self, thoughts: str) -> None:
-        self._add(Thought, thoughts)
-
-    def begin(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
-        self.parts.append(Piece(name, arguments, call_id))
-
-    def go_on(self, arguments: str) -> None:
-        """Continues the last call, which must be the last part."""
-        last = self.parts[-1] if self.parts else None
-        if isinstance(last, Piece):
-            last.arguments += arguments
-        elif arguments:
-            self.parts.append(Piece(None, arguments))
-
-    def add(self, more: Read) -> None:
-        for part in more.parts:
-            match part:
-                case Piece(None, arguments):
-                    self.go_on(arguments)
-                case Piece(str(name), arguments, call_id):
-                    self.begin(name, arguments, call_id)
-                case Content() | Thought():
-                    self._add(type(part), part.text)
-
-    def drop_thoughts(self) -> None:
-        self.parts = [part for part in self.parts if not isinstance(part, Thought)]
-
-    def _add(self, kind: type[Content | Thought], text: str) -> None:
-        last = self.parts[-1] if self.parts else None
-        if isinstance(last, kind):
-            last.text += text
-        elif text:
-            self.parts.append(kind(text))
-
-    @property
-    def content(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Content))
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Thought))
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [part for part in self.parts if isinstance(part, Piece)]
-
-
-class CollectedText:
-    """The reasoning, content and calls of a choice, collected from what was read."""
-
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        # The names, and the parts of their arguments.
-        self._calls: list[tuple[str, list[str]]] = []
-        # The ids that the model has written.
-        self.call_ids: list[str | None] = []
-
-    def add(self, read: Read) -> int:
-        """Returns the number of calls so far."""
-        self._content.append(read.content)
-        self._reasoning.append(read.reasoning)
-        for piece in read.pieces:
-            if piece.name is not None:
-                self._calls.append((piece.name, []))
-                self.call_ids.append(piece.id)
-            self._calls[-1][1].append(piece.arguments)
-        return len(self._calls)
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
-    @property
-    def calls(self) -> list[tuple[str, str]]:
-        """Names and arguments."""
-        return [(name, "".join(parts)) for name, parts in self._calls]
 
 
 # The rest of a JSON string, and what follows it.

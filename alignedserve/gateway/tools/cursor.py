@@ -6,8 +6,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from alignedserve.gateway.tools.calls import STRING, Nesting, Read
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import STRING, Nesting
+from alignedserve.gateway.tools.readers import Read, Reader
 from alignedserve.gateway.tools.tags import Rest
 
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from alignedserve.gateway.tools.calls import Nesting, Read
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import Nesting
+from alignedserve.gateway.tools.readers import Read, Reader
 from alignedserve.gateway.tools.tags import beginnings, overlap, spelt
 from alignedserve.structured_outputs import Thoughts
 

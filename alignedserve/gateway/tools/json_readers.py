@@ -5,16 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from alignedserve.gateway.tools.calls import (
-    HEAD,
-    HEAD_BEGUN,
-    MAX_HEAD_CHARS,
-    STRING,
-    Nesting,
-    Read,
-    calls_in,
-)
+from alignedserve.gateway.tools.calls import HEAD, HEAD_BEGUN, MAX_HEAD_CHARS, STRING, Nesting, calls_in
 from alignedserve.gateway.tools.cursor import Cursor
+from alignedserve.gateway.tools.readers import Read
 from alignedserve.gateway.tools.tags import Rest, Tags
 
 # Blanks and brackets before a call, which may begin a list, and separators after one.

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from alignedserve.gateway.tools.bodies import Function
 from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_grammar import (
+    GrammarTags,
     JsonRules,
-    Tags,
     free_value,
     pythonic_rules,
     rule,
@@ -25,7 +25,7 @@ class TaggedFamily(Family):
 
     @property
     @abstractmethod
-    def _tags(self) -> Tags: ...
+    def _tags(self) -> GrammarTags: ...
 
     def _value_rules(self) -> list[str]:
         return [self._up_to("value", self._tags.closing, "VALUE"), rule("VALUE", free_value(self._tags))]
@@ -42,8 +42,8 @@ class QwenCoderFamily(TaggedFamily):
     marks = (HERMES_OPEN, HERMES_CLOSE)
 
     @property
-    def _tags(self) -> Tags:
-        return Tags(
+    def _tags(self) -> GrammarTags:
+        return GrammarTags(
             before=lambda key: f'"<parameter=" {key} ">"',
             closing="</parameter>",
             after='"\\n"?',
@@ -71,9 +71,9 @@ class GlmFamily(TaggedFamily):
     marks = (HERMES_OPEN, HERMES_CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     @property
-    def _tags(self) -> Tags:
+    def _tags(self) -> GrammarTags:
         opening, end, value = map(self._mark, self.marks[2:5])
-        return Tags(
+        return GrammarTags(
             before=lambda key: f'{opening} {key} {end} "\\n"? {value}',
             closing=self.marks[5],
             after='"\\n"?',

@@ -25,7 +25,7 @@ from alignedserve.types import InvalidRequest, is_text
 
 
 @dataclass(frozen=True)
-class Tags:
+class GrammarTags:
     """How an argument is written."""
 
     # Returns the text before a value, as rule. The name is given as it stands in a rule.
@@ -85,13 +85,15 @@ class JsonRules:
         return f"json_{self._numbers[body]}"
 
 
-def free_value(tags: Tags) -> str:
+def free_value(tags: GrammarTags) -> str:
     """Returns the body of the terminal of free values."""
     barred = "|".join(re.escape(mark).replace("/", r"\/") for mark in tags.barred)
     return rf"/(.|\n)*/ & ~/(.|\n)*({barred})(.|\n)*/"
 
 
-def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: JsonRules) -> Iterator[str]:
+def tagged_rules(
+    name: str, function: Function, tags: GrammarTags, mark: Mark, shared: JsonRules
+) -> Iterator[str]:
     """Yields the rule `name` of a function's arguments, and the rules that it needs. The rule `value` is a free text,
     up to the mark that ends it. Raises InvalidRequest."""
     values = _Values(function, shared)
@@ -117,7 +119,7 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: 
 
 
 def _tagged(
-    texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
+    texts: Sequence[str], parts: Sequence[str] | None, tags: GrammarTags, mark: Mark, shared: JsonRules
 ) -> Generator[str, None, str]:
     """Yields the rules of a value that the grammar lacks. Returns the rule's text for the value and the mark that ends
     it."""

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from alignedserve.gateway.tools.calls import Read, json_of, object_of
+from alignedserve.gateway.tools.calls import json_of, object_of
 from alignedserve.gateway.tools.keyed_tags import Keyed
 from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
+from alignedserve.gateway.tools.readers import Read
 from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
 from alignedserve.gateway.tools.tags import Rest
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN, Head
+from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN, CallHead
 from alignedserve.gateway.tools.tags import Rest, Tags, beginnings, spelt
 
 
@@ -15,7 +15,7 @@ class Keyed:
     # The start of a call: a mark, or a head with the name as its group.
     openings: Tags
     # The head after a mark, with the name as its group.
-    head: Head
+    head: CallHead
     # Tags outside of values: an argument up to its value, with the group `key`; the end of the call, with the group
     # `end`; or the start of the next call.
     tags: Tags
@@ -58,7 +58,7 @@ QWEN_CODER = Keyed(
         [*spelt(_FUNCTION), _NAME, ">"],
         max_len=100,
     ),
-    head=Head(
+    head=CallHead(
         re.compile(rf"{_FUNCTION}([^<>\n]{{1,64}})>"), beginnings([*spelt(_FUNCTION), r"[^<>\n]{1,64}", ">"])
     ),
     tags=_tags(
@@ -90,7 +90,7 @@ _ARGUMENT_BEGUN = [
 _VALUE_END = "</arg_value>"
 GLM = Keyed(
     openings=Tags.of(HERMES_OPEN),
-    head=Head(
+    head=CallHead(
         re.compile(rf"({_NAME})\s{{0,64}}(?=<arg_key>|{HERMES_CLOSE})"),
         beginnings(*([_NAME, r"\s{0,64}", *spelt(tag)] for tag in ("<arg_key>", HERMES_CLOSE))),
     ),

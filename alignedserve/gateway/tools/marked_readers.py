@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting, Read
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting
 from alignedserve.gateway.tools.cursor import Cursor
 from alignedserve.gateway.tools.json_readers import JsonCalls
+from alignedserve.gateway.tools.readers import Read
 from alignedserve.gateway.tools.tags import Tags, beginnings, spelt
 
 BLANKS = re.compile(r"\s*")
@@ -19,7 +20,7 @@ HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True)
-class Head:
+class CallHead:
     """The text between a mark and the arguments. The group `name` is the name, and a group `id` the call's id."""
 
     whole: re.Pattern[str]
@@ -32,7 +33,7 @@ class Marks:
     # Marks that may begin a call, or the section of calls.
     openings: Sequence[str]
     # None: the calls are JSON, alone or in a list.
-    head: Head | None = None
+    head: CallHead | None = None
     # Marks after the arguments, which are no content.
     closings: Sequence[str] = ()
 
@@ -48,7 +49,7 @@ class Marks:
 _SEP, _KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>"
 DEEPSEEK = Marks(
     ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
-    Head(
+    CallHead(
         re.compile(rf"(?:function{_SEP})?(?P<name>{NAME})(?:{_SEP}|\s*```json)\s*(?=\{{)"),
         beginnings(
             [NAME, *spelt(_SEP), r"\s*"],
@@ -61,7 +62,7 @@ DEEPSEEK = Marks(
 )
 KIMI = Marks(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-    Head(
+    CallHead(
         # The index that makes a name an id is not always present.
         re.compile(
             rf"(?=(?P<id>{NAME}:\d+)?)(?:functions\.)?(?P<name>{NAME}?)(?::\d+)?"
@@ -76,7 +77,7 @@ KIMI = Marks(
 )
 MISTRAL = Marks(
     ("[TOOL_CALLS]",),
-    Head(
+    CallHead(
         re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\](?P<id>{NAME}))?\[ARGS\]\s*(?=\{{)"),
         beginnings(
             [NAME, *spelt("[ARGS]"), r"\s*"],
@@ -126,7 +127,7 @@ class HermesReader(MarkedListReader):
 class MarkedReader(Marked):
     """Reads calls that each have a head."""
 
-    def __init__(self, marks: Marks, head: Head) -> None:
+    def __init__(self, marks: Marks, head: CallHead) -> None:
         super().__init__(marks)
         self._head = head
         # More that may precede a call: blanks, and the mark of a call in a section.

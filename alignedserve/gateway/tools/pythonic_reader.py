@@ -9,8 +9,8 @@ import ast
 import json
 import re
 
-from alignedserve.gateway.tools.calls import DECODER, MAX_HEAD_CHARS, Read, object_of
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import DECODER, MAX_HEAD_CHARS, object_of
+from alignedserve.gateway.tools.readers import Read, Reader
 from alignedserve.gateway.tools.tags import beginnings, spelt
 
 # Limits of a list: its characters; its calls and arguments; and the characters of Python literals that are not JSON,

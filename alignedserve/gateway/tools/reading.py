@@ -56,7 +56,7 @@ def types_for(name: str, tools: Sequence[Tool]) -> dict[str, dict[str, str]]:
     return {tool.function.name: {} for tool in tools} if name in _NAMING else {}
 
 
-class Reading(msgspec.Struct, frozen=True):
+class TextReading(msgspec.Struct, frozen=True):
     """How the text of a choice is parsed."""
 
     # The name of the reader for the text after the reasoning.

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from alignedserve.gateway.tools.calls import CollectedText, Read
-from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.readers import CollectedText, Read, Reader, TextReader
 from alignedserve.gateway.tools.tags import overlap
 
 # Known pairs of tags. A template has both if it strips the reasoning of earlier turns.

@@ -7,7 +7,10 @@ expires and another one takes over.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import hmac
 import logging
 import ssl
 import time
@@ -22,7 +25,6 @@ from msgspec.structs import replace
 import alignedserve
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.network import PublicNetwork
-from alignedserve.gateway.webhooks.sign import signed_headers
 from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
 from alignedserve.store.looking import Looking
 from alignedserve.store.retry import retried
@@ -153,3 +155,16 @@ class Deliverer:
                 "webhook %s to %s is tried again in %.0f s: %s", delivery.event_id, host, pause_s, problem
             )
             await retried(self._store.put_off, lease, tried, now + pause_s)
+
+
+def signed_headers(event_id: str, now: float, body: bytes, secrets: Sequence[bytes]) -> dict[str, str]:
+    """Returns the headers. Each secret signs, because a receiver may have the older or the newer one."""
+    text = f"{event_id}.{int(now)}.".encode() + body
+    signatures = [
+        base64.b64encode(hmac.new(each, text, hashlib.sha256).digest()).decode() for each in secrets
+    ]
+    return {
+        "webhook-id": event_id,
+        "webhook-timestamp": str(int(now)),
+        "webhook-signature": " ".join(f"v1,{each}" for each in signatures),
+    }

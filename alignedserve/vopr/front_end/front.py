@@ -14,7 +14,7 @@ from typing import Any
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.router import Router

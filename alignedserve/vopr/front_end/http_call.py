@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from alignedserve.gateway.http.errors import BrokenOff
+from alignedserve.gateway.http.errors import AnswerBrokenOff
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
 # Unread bytes at which the application waits: those of uvicorn's buffer and of the kernels.
@@ -92,7 +92,7 @@ class HttpCall:
 
     async def _run(self, app: ASGIApp, scope: Message) -> None:
         # In this case uvicorn breaks the connection, too.
-        with suppress(BrokenOff):
+        with suppress(AnswerBrokenOff):
             await app(scope, self._receive, self._send)
 
     async def _receive(self) -> Message:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from alignedserve.gateway.generation.endpoint import Beside, Endpoint, Result
-from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
-from alignedserve.gateway.http.json_pieces import Piece
+from alignedserve.gateway.generation.endpoint import Beside, Result
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer, ReceivedBody
 
 
 class PreparerInPlace(Preparer):
-    async def made(
-        self,
-        endpoint: Endpoint,
-        body: Sequence[bytes],
-        owner: str,
-        earlier: Sequence[Piece] | None,
-        num_bytes: int,
-        num_added: int = 0,
-        is_best_effort: bool = False,
-    ) -> Result:
-        if num_bytes + num_added > SMALL_BYTES:
-            return await super().made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
-        beside = Beside(None if earlier is None else b"".join(earlier), SMALL_BYTES - num_bytes)
+    async def made(self, body: ReceivedBody, num_added: int = 0) -> Result:
+        if body.num_bytes + num_added > SMALL_BYTES:
+            return await super().made(body, num_added)
+        earlier = None if body.earlier is None else b"".join(body.earlier)
+        beside = Beside(earlier, SMALL_BYTES - body.num_bytes)
+        whole = b"".join(body.pieces)
         # (Encoded as a child process would send it, so that unencodable bodies are refused.)
-        made = endpoint.prepare_encoded(b"".join(body), self.model, self.limits, self.is_strict, beside)
-        return msgspec.msgpack.decode(made, type=endpoint.made)
+        made = body.endpoint.prepare_encoded(whole, self.model, self.limits, self.is_strict, beside)
+        return msgspec.msgpack.decode(made, type=body.endpoint.made)

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.http.request_id import RequestIdMiddleware
-from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.prepare_process import MODULE as PREPARING
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.store import Store

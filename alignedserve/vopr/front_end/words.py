@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from tokenizers.models import WordLevel
 
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.sim.model import VOCABULARY, finish_reason, sample, seed_for
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles

@@ -19,7 +19,7 @@ from alignedserve.gateway.anthropic.batches import KEPT_S, batch_body
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store import FileId, JobId, JobRecord, Problem, Tally
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_store import RedisStore

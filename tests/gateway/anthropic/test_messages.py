@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, SharedGateway, play, served
@@ -164,16 +164,16 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
     with_tools.play(scenario)
 
 
-def blocks_in(reading: Reading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
+def blocks_in(reading: TextReading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
     """Returns the blocks of a stream whose text comes in these pieces, without ids."""
     builder = MessageBuilder(
         Answering(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
     )
     sent: list[Any] = []
     for number, piece in enumerate(pieces, 1):
-        delta = Delta(0, piece, [30], [], "stop" if number == len(pieces) else None)
-        sent += [*(builder.opening(delta, Usage(1, 1)) or ()), builder.events(delta, Usage(1, 1))]
-    events = events_of(b"".join([*sent, *builder.end(Usage(1, 1))]).decode())
+        delta = ChoiceDelta(0, piece, [30], [], "stop" if number == len(pieces) else None)
+        sent += [*(builder.opening(delta, TokenUsage(1, 1)) or ()), builder.events(delta, TokenUsage(1, 1))]
+    events = events_of(b"".join([*sent, *builder.end(TokenUsage(1, 1))]).decode())
     found: list[dict[str, Any]] = []
     for event in events:
         match event:
@@ -194,7 +194,7 @@ def test_blocks_are_the_same_however_the_text_is_cut(
 ) -> None:
     text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
     reading, eager_tools = (
-        Reading(name, types=TYPES, thinking=thinking),
+        TextReading(name, types=TYPES, thinking=thinking),
         data.draw(st.sampled_from([[], [*TYPES]])),
     )
     by_letters = blocks_in(reading, list(text), eager_tools)

@@ -12,7 +12,7 @@ import pytest
 
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from tests.gateway.scripted import MODEL
 
 # Pydantic gives up at 255, Python's parser of JSON at its limit of recursion, msgspec at another.

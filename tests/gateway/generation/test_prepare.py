@@ -22,24 +22,22 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Replace
 from tokenizers.models import WordLevel
 
-from alignedserve.gateway import fair_queue
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
-from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.endpoints import ENDPOINTS, MODULE
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
-from alignedserve.gateway.generation.lines import LineAnswers
-from alignedserve.gateway.generation.prepare_process import NICENESS, Told
+from alignedserve.gateway.generation.prepare_process import NICENESS, PrepareReply
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
-from alignedserve.gateway.generation.preparer import SMALL_BYTES, Lane, Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, PrepareLane, Preparer
+from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits import fair_queue
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.completions import CHAT as CHAT_ENDPOINT
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
-from alignedserve.gateway.openai.prepared import PreparedCompletion
-from alignedserve.gateway.prepare_process import MODULE
+from alignedserve.gateway.openai.completions import PreparedCompletion
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer
@@ -113,7 +111,7 @@ def test_a_batch_of_megabytes_is_not_copied_where_the_answer_of_the_process_is_r
     """Copying it held up all streams: it is decoded on the event loop."""
     file = b"x" * (16 << 20)
     made = msgspec.msgpack.encode(PreparedBatch(memoryview(file), num_lines=1, model="demo"))
-    answer = msgspec.msgpack.encode(Told(made=memoryview(made)))
+    answer = msgspec.msgpack.encode(PrepareReply(made=memoryview(made)))
     found = preparer_module._result_of(answer, MESSAGE_BATCHES)
     assert isinstance(found, PreparedBatch) and found.body == file
     assert found.body.obj is answer
@@ -270,7 +268,7 @@ def test_a_template_that_hangs_costs_its_own_chats_only() -> None:
     preparing(scenario, with_template(LOOPS_IF_TOLD))
 
 
-def process_of(lane: Lane) -> asyncio.subprocess.Process:
+def process_of(lane: PrepareLane) -> asyncio.subprocess.Process:
     assert lane.child._process
     return lane.child._process
 

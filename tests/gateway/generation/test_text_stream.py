@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.gateway.generation.text_stream import TextStream
+from alignedserve.gateway.generation.generation import TextStream
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId

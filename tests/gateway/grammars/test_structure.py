@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.gateway.grammars import compiler as compiler_module
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of

@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.gateway.config import HttpConfig
 from alignedserve.gateway.http.keys import ANYONE, Keys, digest_of, owners_of
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.protocol.messages import Drain
 from tests.gateway.scripted import ScriptedRouter

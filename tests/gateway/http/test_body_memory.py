@@ -10,8 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from alignedserve.gateway.http.errors import ApiError, BodyError
-from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Reading, Share
+from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, BodyReading, Share, json_body
 
 
 def test_small_bodies_are_taken_however_much_others_have() -> None:
@@ -35,7 +34,7 @@ def test_a_body_that_is_still_read_leaves_what_else_counts_in_its_share() -> Non
 
     async def scenario() -> None:
         with memory.share("one") as share:
-            reading = Reading(
+            reading = BodyReading(
                 receive, Headers({"transfer-encoding": "chunked"}), share, 1 << 30, 2 * SMALL_BYTES
             )
             share.add(3 * SMALL_BYTES - 1)

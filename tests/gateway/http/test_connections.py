@@ -19,11 +19,17 @@ import pytest
 from starlette.datastructures import Headers
 
 from alignedserve.gateway.http import connection, reading
-from alignedserve.gateway.http.connection import Connection, _Transport
-from alignedserve.gateway.http.connections import Connections, Doing, allow_descriptors, fitting
+from alignedserve.gateway.http.connection import HttpConnection, _Transport
+from alignedserve.gateway.http.connections import (
+    MAX_PIECES_A_ROUND,
+    Connections,
+    Doing,
+    Reads,
+    allow_descriptors,
+    fitting,
+)
 from alignedserve.gateway.http.framing import Framing
-from alignedserve.gateway.http.reads import MAX_PIECES_A_ROUND, Reads
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import Served, play, served
@@ -289,7 +295,7 @@ def test_what_the_server_takes_its_time_for_is_not_the_clients_fault(monkeypatch
 
         with reading.BodyMemory(1000).share("a") as share:
             headers = Headers({"transfer-encoding": "chunked"})
-            body = reading.Reading(receive, headers, share, 1000, 1000)
+            body = reading.BodyReading(receive, headers, share, 1000, 1000)
             while messages:
                 await body.receive()
                 clock.now += reading.GRACE_S
@@ -437,7 +443,7 @@ def test_a_file_that_is_deleted_meanwhile_is_a_broken_download(caplog: pytest.Lo
 
 
 def test_the_protocol_does_not_depend_on_what_is_installed() -> None:
-    assert [each.__module__ for each in Connection.__mro__ if "uvicorn" in each.__module__] == [
+    assert [each.__module__ for each in HttpConnection.__mro__ if "uvicorn" in each.__module__] == [
         "uvicorn.protocols.http.h11_impl"
     ]
 

@@ -142,7 +142,7 @@ def test_whoever_does_not_say_what_he_wants_loses_the_connection(monkeypatch: py
 def test_clients_close_idle_connections_before_the_server_does() -> None:
     # one that the server closes may just be given the next request
     kept_s = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
-    made = server.Server(FastAPI(), lambda call: contextlib.nullcontext())
+    made = server.GatewayServer(FastAPI(), lambda call: contextlib.nullcontext())
     assert kept_s and min(made.config.timeout_keep_alive, connection.HEAD_S) > 2 * kept_s
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_written_to_who_has_left(caplog: pytest.LogCaptureFixture) ->
     async def scenario() -> None:
         app = FastAPI()
         app.mount("/", talkative)
-        gateway = server.Server(app, lambda call: contextlib.nullcontext())
+        gateway = server.GatewayServer(app, lambda call: contextlib.nullcontext())
         with listen("127.0.0.1", 0) as sock:
             serving = asyncio.create_task(gateway.serve([sock]))
             _, writer = await asyncio.open_connection(*sock.getsockname())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.openai.embeddings import embedding
 from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
 from alignedserve.gateway.openai.embeddings.embedding import MAX_OPEN

@@ -12,7 +12,7 @@ import pytest
 from openai.types import FileObject
 
 from alignedserve.gateway.http.multipart import MAX_FIELD_BYTES
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.store import redis_connection
 from tests.gateway.batching import System, play, questions
 from tests.gateway.served import play as gateway_alone

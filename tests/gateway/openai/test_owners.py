@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from alignedserve.gateway.http.keys import Keys, digest_of, owners_of
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from tests.gateway.batching import CHATS, jsonl, questions
 from tests.gateway.served import Served, play, served
 from tests.store.redis_process import redis_running

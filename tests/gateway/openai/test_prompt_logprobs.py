@@ -262,7 +262,7 @@ def test_what_can_not_be_asked_for_is_named(body: dict[str, Any], param: str, me
 
 @pytest.mark.slow
 def test_more_than_an_answer_should_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.limits.MAX_PROMPT_LOGPROBS", 4 * 21 * len(PROMPT))
+    monkeypatch.setattr("alignedserve.gateway.limits.limits.MAX_PROMPT_LOGPROBS", 4 * 21 * len(PROMPT))
 
     async def scenario() -> None:
         async with served(Telling()) as at:

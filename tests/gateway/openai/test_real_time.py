@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.config import SloConfig
+from alignedserve.gateway.limits.limits import SloConfig
 from alignedserve.protocol.messages import NewTokens, Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import QUESTION, Served, SharedGateway, play, served

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway import limits
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
+from alignedserve.gateway.limits import limits
 from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
@@ -52,22 +52,22 @@ def chat(**options: Any) -> ChatResponseBuilder:
 def fill(builder: ResponseBuilder, num_tokens: int, text: str = "x", packed: bytes = b"") -> ResponseBuilder:
     for number in range(num_tokens):
         reason = "length" if number == num_tokens - 1 else None
-        builder.add(Delta(0, text, [30], [FOUND], reason, packed))
+        builder.add(ChoiceDelta(0, text, [30], [FOUND], reason, packed))
     return builder
 
 
 def written(builder: ResponseBuilder) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(b"".join(builder.whole(Usage(1, 1))))
+    body: dict[str, Any] = json.loads(b"".join(builder.whole(TokenUsage(1, 1))))
     return body
 
 
-def chunked(reading: Reading, pieces: list[str]) -> tuple[str, str, list[list[str]]]:
+def chunked(reading: TextReading, pieces: list[str]) -> tuple[str, str, list[list[str]]]:
     """Returns content, thoughts and calls of a stream whose text comes in these pieces, as clients join them."""
     builder = chat(new_reader=reading.new_reader)
     content, thoughts, calls = "", "", list[list[str]]()
     for number, piece in enumerate(pieces, 1):
-        delta = Delta(0, piece, [30], [FOUND], "stop" if number == len(pieces) else None)
-        events = builder.events(delta, Usage(1, 1))
+        delta = ChoiceDelta(0, piece, [30], [FOUND], "stop" if number == len(pieces) else None)
+        events = builder.events(delta, TokenUsage(1, 1))
         for line in (events if isinstance(events, bytes) else b"".join(events)).splitlines()[::2]:
             new = json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"]
             content, thoughts = content + (new.get("content") or ""), thoughts + (new.get("reasoning") or "")
@@ -86,7 +86,7 @@ def test_chunks_are_joined_to_the_same_however_the_text_is_cut(
     name: str, thinking: Thinking | None, data: st.DataObject
 ) -> None:
     text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
-    reading = Reading(name, types=TYPES, thinking=thinking)
+    reading = TextReading(name, types=TYPES, thinking=thinking)
     by_letters = chunked(reading, list(text))
     assert chunked(reading, [text]) == by_letters
     if len(text) > 1:
@@ -138,7 +138,7 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
         builder = fill(
             completion(echoes=["How far is it?" * 100], num_prompt_logprobs=20), 200, packed=packed
         )
-        blocks = await blocks_of(builder.whole(Usage(1, 1)))
+        blocks = await blocks_of(builder.whole(TokenUsage(1, 1)))
         assert turns > len(PROMPT) // STEP_TOKENS
         assert max(map(len, blocks)) < 2 * BLOCK_BYTES
         body = json.loads(b"".join(blocks))["choices"][0]
@@ -151,7 +151,7 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
         async def send(message: Any) -> None:
             sent.append(message.get("body", b""))
 
-        response = await json_response(builder.whole(Usage(1, 1)))
+        response = await json_response(builder.whole(TokenUsage(1, 1)))
         await response({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send)  # type: ignore[arg-type]
         assert int(response.headers["content-length"]) == sum(map(len, sent)) == sum(map(len, blocks))
         assert turns - begun > len(blocks)
@@ -164,7 +164,7 @@ def test_a_stream_has_a_long_prompts_ids_in_pieces() -> None:
     answering = Answering(MODEL, Service(), [PROMPT * 100], created=0)
     for kind in (CompletionResponseBuilder, ChatResponseBuilder):
         builder = kind(answering, Shown(token_ids=True))
-        delta, usage = Delta(0, "x", [30], [], None), Usage(1, 1)
+        delta, usage = ChoiceDelta(0, "x", [30], [], None), TokenUsage(1, 1)
         pieces = [*(builder.opening(delta, usage) or ()), *builder.events(delta, usage)]
         # (Bytes are no pieces.)
         sizes = [len(piece) for piece in pieces if not isinstance(piece, int)]
@@ -192,7 +192,7 @@ def test_large_answers_are_written_down_one_after_the_other(clock: None) -> None
 
 def test_what_is_impossible_has_a_number() -> None:
     builder = completion()
-    builder.add(Delta(0, "x", [30], [(-math.inf, 9, {31: -math.inf})], "stop"))
+    builder.add(ChoiceDelta(0, "x", [30], [(-math.inf, 9, {31: -math.inf})], "stop"))
     logprobs = written(builder)["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0] and set(logprobs["top_logprobs"][0].values()) == {-9999.0}
 
@@ -201,8 +201,8 @@ def test_calls_are_read_as_they_come() -> None:
     builder = chat(new_reader=HermesReader)
     text = 'a<tool_call>{"name": "x", "arguments": {"b": 1}}</tool_call><tool_call>{"arguments": {}, "name": "y"}'
     for letter in text + "</tool_call>":
-        builder.add(Delta(0, letter, [30], [FOUND], None))
-    builder.add(Delta(0, "", [30], [FOUND], "stop"))
+        builder.add(ChoiceDelta(0, letter, [30], [FOUND], None))
+    builder.add(ChoiceDelta(0, "", [30], [FOUND], "stop"))
     (choice,) = written(builder)["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "a"
     calls = [call["function"] for call in choice["message"]["tool_calls"]]

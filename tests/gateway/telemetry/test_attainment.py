@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.gateway.telemetry.attainment import AttainmentCount
-from alignedserve.gateway.telemetry.metrics import TierMetrics
+from alignedserve.gateway.telemetry.metrics import AttainmentCount, TierMetrics
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import Attainment
 from alignedserve.sim.model import make_request

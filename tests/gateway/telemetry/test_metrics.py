@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
-from alignedserve.gateway.telemetry.request_stats import RequestStats
+from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.protocol.messages import SCHEDULING_S, Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId, RequestKey

@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from alignedserve.gateway.telemetry.request_stats import RequestStats
-from alignedserve.gateway.telemetry.telemetry import Telemetry
+from alignedserve.gateway.telemetry.telemetry import RequestStats, Telemetry
 from alignedserve.gateway.telemetry.traces import OtelTraces, stages
 from alignedserve.protocol.messages import Abort, AnyMessage, Hello, Request, Tokens
 from alignedserve.sampling_params import SamplingParams

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.families import SHOWN, family_of
 from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
 from alignedserve.gateway.tools.pythonic_reader import MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.readers import Read
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_tools import follows, tool
 
@@ -151,7 +151,7 @@ def no_token(text: str) -> None:
     return None
 
 
-def read_all(reading: Reading, pieces: list[str], is_cut: bool = False) -> Read:
+def read_all(reading: TextReading, pieces: list[str], is_cut: bool = False) -> Read:
     reader, read = reading.new_reader(), Read()
     for part in [*(reader.feed(piece) for piece in pieces), reader.end(is_cut=is_cut)]:
         read.add(part)
@@ -176,7 +176,7 @@ def test_calls_are_read_however_the_text_is_cut(
 ) -> None:
     family = family_of(f"x {shown} y", no_token)
     assert family.name == name
-    read = read_all(Reading(name, types=TYPES), cut(text, data))
+    read = read_all(TextReading(name, types=TYPES), cut(text, data))
     assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls
     assert read.content == content
 
@@ -196,7 +196,7 @@ def test_calls_are_read_however_the_text_is_cut(
 )
 def test_ids_that_a_model_writes_are_the_calls(name: str, text: str, ids: list[str | None]) -> None:
     for pieces in ([text], list(text)):
-        read = read_all(Reading(name, types=TYPES), pieces)
+        read = read_all(TextReading(name, types=TYPES), pieces)
         assert [(piece.name, piece.id, piece.arguments) for piece in read.pieces] == [
             ("clock", each, "{}") for each in ids
         ]
@@ -437,7 +437,7 @@ def test_arguments_are_json_whatever_number_a_model_writes(
     name: str, text: str, arguments: list[str]
 ) -> None:
     for pieces in ([text], list(text)):
-        read = read_all(Reading(name, types=TYPES), pieces)
+        read = read_all(TextReading(name, types=TYPES), pieces)
         assert [piece.arguments for piece in read.pieces] == arguments
         assert arguments or read.content == text
     for each in arguments:
@@ -450,7 +450,7 @@ def test_a_models_slips_are_read_wherever_the_text_is_cut(
 ) -> None:
     """Without a call, all of the text is content."""
     for pieces in ([text], list(text), *([text[:end], text[end:]] for end in range(1, len(text)))):
-        read = read_all(Reading(name, types=TYPES), pieces)
+        read = read_all(TextReading(name, types=TYPES), pieces)
         assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls, pieces
         assert read.content == (content if calls else text), pieces
 
@@ -473,9 +473,9 @@ def test_a_call_that_is_not_closed_is_one_if_the_model_has_ended_it(
 ) -> None:
     """Where the output is cut, another argument may have been to come."""
     for pieces in ([text], list(text)):
-        read = read_all(Reading(name, types=TYPES), pieces)
+        read = read_all(TextReading(name, types=TYPES), pieces)
         assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == [call]
-        assert read_all(Reading(name, types=TYPES), pieces, is_cut=True) == Read.of(text)
+        assert read_all(TextReading(name, types=TYPES), pieces, is_cut=True) == Read.of(text)
 
 
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
@@ -488,8 +488,8 @@ def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
         st.one_of(st.sampled_from(marks), st.text(max_size=8), st.sampled_from(list("<[{(|'\"]}>)")))
     )
     text = "".join(data.draw(bits))
-    whole = read_all(Reading(name, types=TYPES), [text])
-    in_pieces = read_all(Reading(name, types=TYPES), cut(text, data) if len(text) > 1 else [text])
+    whole = read_all(TextReading(name, types=TYPES), [text])
+    in_pieces = read_all(TextReading(name, types=TYPES), cut(text, data) if len(text) > 1 else [text])
     assert whole == in_pieces
     if not whole.pieces and name != "harmony":
         assert whole.content == text
@@ -619,7 +619,7 @@ def test_values_that_are_listed_and_those_in_json_are_held(shown: str, text: str
 
 @pytest.mark.parametrize("text", ['[f(a=true, b=[null, false], c="\\ud83d\\ude00")]'])
 def test_values_in_json_are_read_within_python(text: str) -> None:
-    read = read_all(Reading("pythonic"), [text])
+    read = read_all(TextReading("pythonic"), [text])
     assert [json.loads(piece.arguments) for piece in read.pieces] == [
         {"a": True, "b": [None, False], "c": "😀"}
     ]
@@ -660,12 +660,12 @@ def listed(number: int, value: str) -> str:
     ids=lambda value: str(value)[:40],
 )
 def test_a_list_of_calls_is_text_where_it_would_take_long_to_parse(text: str, is_call: bool) -> None:
-    read = read_all(Reading("pythonic"), [text])
+    read = read_all(TextReading("pythonic"), [text])
     assert bool(read.pieces) == is_call and (is_call or read.content == text)
 
 
 def test_a_list_that_is_too_long_is_shown_while_it_comes() -> None:
-    reader = Reading("pythonic").new_reader()
+    reader = TextReading("pythonic").new_reader()
     assert reader.feed("[f(a='") == Read()
     assert reader.feed("x" * MAX_CHARS).content == "[f(a='" + "x" * MAX_CHARS
     assert reader.feed("')]").content == "')]"

@@ -16,7 +16,7 @@ from alignedserve.gateway.tools import keyed_grammar, schemas
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_families import CASES, MOST, no_token, read_all
@@ -74,7 +74,7 @@ def call(family: str, *values: tuple[str, str], name: str = "f") -> str:
 
 def calls_of(family: str, text: str, parameters: Mapping[str, Any], name: str = "f") -> list[tuple[str, Any]]:
     """Returns the calls that the family's reader finds."""
-    reading = Reading(family.removesuffix("-v3.1"), types=types_of({name: parameters}))
+    reading = TextReading(family.removesuffix("-v3.1"), types=types_of({name: parameters}))
     return [(piece.name or "", json.loads(piece.arguments)) for piece in read_all(reading, [text]).pieces]
 
 
@@ -120,7 +120,7 @@ BEGUN = st.tuples(
 @given(text=BEGUN)
 def test_a_pythonic_text_is_free_where_the_reader_knows_that_it_is_no_call(text: str) -> None:
     """Where a call may have begun, the grammar allows none but those of the tools."""
-    reader = Reading("pythonic").new_reader()
+    reader = TextReading("pythonic").new_reader()
     is_text = reader.feed(text).content == text
     calls = reader.end().pieces
     if allowed(grammar("pythonic", {"properties": {}}), text):

@@ -17,9 +17,9 @@ from transformers import GenerationConfig, GptOssConfig
 from alignedserve.engine.choices import vocabulary_of
 from alignedserve.engine.endings import Endings
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.calls import Content, Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
+from alignedserve.gateway.tools.readers import CallPiece, ContentPiece, Read, ThoughtPiece
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -52,10 +52,10 @@ ROME = '{"city": "Rome"}'
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is far."
 CALL = f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ROME}"
-WEATHER_CALL = [Piece("weather", ROME)]
+WEATHER_CALL = [CallPiece("weather", ROME)]
 
 # what a model writes; thoughts, content, calls
-CASES: list[tuple[str, str, str, list[Piece]]] = [
+CASES: list[tuple[str, str, str, list[CallPiece]]] = [
     (THOUGHT + FINAL, "Hm.", "It is far.", []),
     (f"{THOUGHT}{FINAL}<|return|>", "Hm.", "It is far.", []),
     (FINAL.removeprefix("<|start|>assistant"), "", "It is far.", []),
@@ -74,7 +74,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
     # a tool without its namespace, a call from thoughts, and a name that nobody offered
     (f"<|channel|>commentary to=weather<|message|>{ROME}", "", "", WEATHER_CALL),
     (f"<|channel|>analysis to=functions.weather<|message|>{ROME}", "", "", WEATHER_CALL),
-    ("<|channel|>commentary to=functions.x.y-z<|message|>{}", "", "", [Piece("x.y-z", "{}")]),
+    ("<|channel|>commentary to=functions.x.y-z<|message|>{}", "", "", [CallPiece("x.y-z", "{}")]),
     # tools of the model's own
     ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", "", []),
     ("<|channel|>commentary to=assistant<|message|>rain", "", "rain", []),
@@ -85,7 +85,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
         f"<|start|>assistant<|channel|>commentary to=functions.clock<|message|>{{}}<|call|>{FINAL}",
         "Hm.\n\nSo.",
         "First a look.\n\nIt is far.",
-        [*WEATHER_CALL, Piece("clock", "{}")],
+        [*WEATHER_CALL, CallPiece("clock", "{}")],
     ),
     ('<|channel|>final <|constrain|>JSON <|message|>{"a": 5}<|return|>', "", '{"a": 5}', []),
     # cut off, everywhere in a header
@@ -93,7 +93,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
     (f"{THOUGHT}<|start|>assistant", "Hm.", "", []),
     (f"{THOUGHT}<|start|>assistant<|channel|>fin", "Hm.", "", []),
     (f"{THOUGHT}<|start|>assistant<|channel|>commentary to=functions.wea", "Hm.", "", []),
-    (f"{THOUGHT}{CALL[:-8]}", "Hm.", "", [Piece("weather", ROME[:-8])]),
+    (f"{THOUGHT}{CALL[:-8]}", "Hm.", "", [CallPiece("weather", ROME[:-8])]),
     (THOUGHT.removesuffix("<|end|>"), "Hm.", "", []),
     ("", "", "", []),
     # no format at all
@@ -122,7 +122,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
         f"{CALL}<|call|>commentary to=functions.clock<|message|>{{}}",
         "",
         "",
-        [*WEATHER_CALL, Piece("clock", "{}")],
+        [*WEATHER_CALL, CallPiece("clock", "{}")],
     ),
     (f"{CALL}<|call|>analysis<|channel|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
     (f"{CALL}<|call|>analysis of it", "", "analysis of it", WEATHER_CALL),
@@ -137,7 +137,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
         f'{CALL[:-2]} <|constrain|> <|end|>"}}<|call|>',
         "",
         "",
-        [Piece("weather", ROME[:-2] + ' <|constrain|> <|end|>"}')],
+        [CallPiece("weather", ROME[:-2] + ' <|constrain|> <|end|>"}')],
     ),
 ]
 
@@ -158,7 +158,7 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 @settings(deadline=None, max_examples=10)
 @given(data=st.data())
 def test_channels_are_read_however_the_text_is_cut(
-    text: str, reasoning: str, content: str, calls: list[Piece], data: st.DataObject
+    text: str, reasoning: str, content: str, calls: list[CallPiece], data: st.DataObject
 ) -> None:
     whole = read_all([text])
     assert whole == read_all(list(text)) == read_all(cut(text, data))
@@ -193,7 +193,7 @@ def test_any_text_is_read_to_its_end(words: list[str], data: st.DataObject | Non
 
 
 def test_what_is_said_to_tools_that_nobody_offered_is_text() -> None:
-    assert read_all([THOUGHT + CALL], ()) == Read([Thought("Hm."), Content(ROME)])
+    assert read_all([THOUGHT + CALL], ()) == Read([ThoughtPiece("Hm."), ContentPiece(ROME)])
 
 
 def test_a_template_shows_the_format() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import CollectedText, Read
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.readers import CollectedText, Read
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from tests.gateway.tools.test_families import CASES, SLIPS, TYPES, cut
 
@@ -61,7 +61,7 @@ def parts_of(draw: st.DrawFn, name: str) -> str:
     return text[start : draw(st.one_of(st.just(len(text)), st.integers(start, len(text))))]
 
 
-def found_in(reading: Reading, pieces: list[str], is_cut: bool) -> tuple[Found, Read]:
+def found_in(reading: TextReading, pieces: list[str], is_cut: bool) -> tuple[Found, Read]:
     """Returns what is collected, and the same in its order."""
     reader, found, read = reading.new_reader(), CollectedText(), Read()
     for part in [*(reader.feed(piece) for piece in pieces), reader.end(is_cut=is_cut)]:
@@ -78,7 +78,7 @@ def test_a_mixture_is_read_in_the_same_way_wherever_it_is_cut(
     name: str, thinking: Thinking | None, data: st.DataObject
 ) -> None:
     text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8)))
-    reading, is_cut = Reading(name, types=TYPES, thinking=thinking), data.draw(st.booleans())
+    reading, is_cut = TextReading(name, types=TYPES, thinking=thinking), data.draw(st.booleans())
     whole = found_in(reading, [text], is_cut)
     assert found_in(reading, list(text), is_cut) == whole
     if len(text) > 1:

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import (
-    MAX_HEAD_CHARS,
-    Content,
-    Nesting,
-    Piece,
-    Read,
-    ReadPart,
-    Thought,
-)
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting
 from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.readers import NamedReader, Reader
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.readers import (
+    CallPiece,
+    ContentPiece,
+    NamedReader,
+    Read,
+    Reader,
+    ReadPart,
+    ThoughtPiece,
+)
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
-ROME = Piece("weather", '{"city": "Rome"}')
-CLOCK = Piece("clock", "{}")
+ROME = CallPiece("weather", '{"city": "Rome"}')
+CLOCK = CallPiece("clock", "{}")
 
 
 def read_all(reader: Reader, pieces: list[str]) -> Read:
@@ -47,35 +47,35 @@ CASES = [
     (HermesReader, "<<tool_call>[1]</tool_call>", None, []),
     (HermesReader, '<tool_call>{"name": "x", "argum', None, []),
     # from the other end, and more than one of them
-    (HermesReader, '<tool_call>{"arguments": {}, "name": "x"}</tool_call>', "", [Piece("x", "{}")]),
-    (HermesReader, '<tool_call>[{"arguments": {}, "name": "x"}]</tool_call>', "", [Piece("x", "{}")]),
+    (HermesReader, '<tool_call>{"arguments": {}, "name": "x"}</tool_call>', "", [CallPiece("x", "{}")]),
+    (HermesReader, '<tool_call>[{"arguments": {}, "name": "x"}]</tool_call>', "", [CallPiece("x", "{}")]),
     # a tag in a string is none
     (
         HermesReader,
         '<tool_call>{"name": "x", "arguments": {"a": "</tool_call>\\"{"}}</tool_call>b',
         "b",
-        [Piece("x", '{"a": "</tool_call>\\"{"}')],
+        [CallPiece("x", '{"a": "</tool_call>\\"{"}')],
     ),
     # what was told is told
-    (HermesReader, '<tool_call>{"name": "x", "arguments": {"a": 1', "", [Piece("x", '{"a": 1')]),
+    (HermesReader, '<tool_call>{"name": "x", "arguments": {"a": 1', "", [CallPiece("x", '{"a": 1')]),
     (
         HermesReader,
         '<tool_call>{"name": "x", "arguments": {"a": </tool_call>b',
         "b",
-        [Piece("x", '{"a": ')],
+        [CallPiece("x", '{"a": ')],
     ),
     (
         HermesReader,
         '<tool_call>{"name": "x", "arguments": {}, "id": 5}</tool_call>b',
         "b",
-        [Piece("x", "{}")],
+        [CallPiece("x", "{}")],
     ),
     (HermesReader, '<tool_call>{"name": "a</tool_call>", "arguments": {}}', None, []),
     (
         HermesReader,
         '<tool_call>{"arguments": {"a": "</tool_call>\\"<tool_call>{"}, "name": "x"}</tool_call>b',
         "b",
-        [Piece("x", '{"a": "</tool_call>\\"<tool_call>{"}')],
+        [CallPiece("x", '{"a": "</tool_call>\\"<tool_call>{"}')],
     ),
     # A quotation mark is missing: the mark closes the call.
     (
@@ -101,37 +101,37 @@ CASES = [
         HermesReader,
         '<tool_call>{"arguments" : {"a":[ "b" , "" ] } , "name":"x" }</tool_call>',
         "",
-        [Piece("x", '{"a": ["b", ""]}')],
+        [CallPiece("x", '{"a": ["b", ""]}')],
     ),
-    (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [Piece("x", "{}")]),
+    (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [CallPiece("x", "{}")]),
     (
         JsonReader,
         '[{"name": "x", "parameters": {"a": {"b": "}"}}}, {"name": "y", "arguments": {}}]\n',
         "",
-        [Piece("x", '{"a": {"b": "}"}}'), Piece("y", "{}")],
+        [CallPiece("x", '{"a": {"b": "}"}}'), CallPiece("y", "{}")],
     ),
-    (JsonReader, '{"type": "function", "name": "x", "parameters": {}}', "", [Piece("x", "{}")]),
-    (JsonReader, '{"parameters": {}, "name": "x"}', "", [Piece("x", "{}")]),
+    (JsonReader, '{"type": "function", "name": "x", "parameters": {}}', "", [CallPiece("x", "{}")]),
+    (JsonReader, '{"parameters": {}, "name": "x"}', "", [CallPiece("x", "{}")]),
     (
         JsonReader,
         '{"name": "x", "parameters": {}}; {"name": "y", "parameters": {}}',
         "",
-        [Piece("x", "{}"), Piece("y", "{}")],
+        [CallPiece("x", "{}"), CallPiece("y", "{}")],
     ),
-    (JsonReader, '{"name": "x", "parameters": {}, "z": [1]} and more', "and more", [Piece("x", "{}")]),
-    (JsonReader, '{"name": "x", "parameters": {"a": "b', "", [Piece("x", '{"a": "b')]),
+    (JsonReader, '{"name": "x", "parameters": {}, "z": [1]} and more', "and more", [CallPiece("x", "{}")]),
+    (JsonReader, '{"name": "x", "parameters": {"a": "b', "", [CallPiece("x", '{"a": "b')]),
     (JsonReader, '{"name": "x"}', None, []),
     (JsonReader, '[{"a": 1}, 2]', None, []),
     (JsonReader, " text", None, []),
     (JsonReader, "", "", []),
-    (lambda: NamedReader("x"), '{"a": 1', "", [Piece("x", '{"a": 1')]),
-    (lambda: NamedReader("x"), "", "", [Piece("x", "")]),
+    (lambda: NamedReader("x"), '{"a": 1', "", [CallPiece("x", '{"a": 1')]),
+    (lambda: NamedReader("x"), "", "", [CallPiece("x", "")]),
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "content", "calls"), CASES)
 def test_how_the_text_is_cut_makes_no_difference(
-    kind: Any, text: str, content: str | None, calls: list[Piece]
+    kind: Any, text: str, content: str | None, calls: list[CallPiece]
 ) -> None:
     """`content`: None is all of it."""
     whole = read_all(kind(), [text])
@@ -142,11 +142,18 @@ def test_how_the_text_is_cut_makes_no_difference(
 
 
 def test_what_is_read_keeps_its_order() -> None:
-    parts: list[ReadPart] = [Content("a"), ROME, CLOCK, Content("b"), CLOCK, Content("c<tool_")]
+    parts: list[ReadPart] = [
+        ContentPiece("a"),
+        ROME,
+        CLOCK,
+        ContentPiece("b"),
+        CLOCK,
+        ContentPiece("c<tool_"),
+    ]
     assert read_all(HermesReader(), [f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_"]) == Read(parts)
     text = f"Hm.</think>\na{CALL}\n\nb"
     found = read_all(reading("hermes", Thinking("<think>", "</think>", is_open=True))(), [text])
-    assert found == Read([Thought("Hm."), Content("a"), ROME, Content("b")])
+    assert found == Read([ThoughtPiece("Hm."), ContentPiece("a"), ROME, ContentPiece("b")])
 
 
 PARTS = st.sampled_from(
@@ -202,7 +209,7 @@ def test_a_call_in_another_form_is_kept_up_to_a_length_and_then_shown(
     if kind is not JsonReader:
         inner = opening + '{"name": "x", "arguments": {}}' + closing
         read = read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + inner])
-        assert read.pieces == [Piece("x", "{}")]
+        assert read.pieces == [CallPiece("x", "{}")]
 
 
 def test_objects_that_are_no_calls_are_read_again_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +224,7 @@ def test_objects_that_are_no_calls_are_read_again_up_to_a_bound(monkeypatch: pyt
 
     monkeypatch.setattr(Nesting, "end", counted)
     text = 'functools{"<|/tool_call|>",' * 6000
-    reader = Reading("phi").new_reader()
+    reader = TextReading("phi").new_reader()
     read = Read()
     for start in range(0, len(text), 4):
         read.add(reader.feed(text[start : start + 4]))
@@ -231,14 +238,14 @@ def test_arguments_are_told_as_they_come() -> None:
         (JsonReader(), '{"name": "x", "parameters": '),
     ):
         assert reader.feed(opening) == Read()
-        assert reader.feed("{") == Read([Piece("x", "{")])
-        assert reader.feed('"a"') == Read([Piece(None, '"a"')])
-        assert reader.feed(": 1}") == Read([Piece(None, ": 1}")])
+        assert reader.feed("{") == Read([CallPiece("x", "{")])
+        assert reader.feed('"a"') == Read([CallPiece(None, '"a"')])
+        assert reader.feed(": 1}") == Read([CallPiece(None, ": 1}")])
         assert reader.feed("}") == Read()
 
 
 def reading(name: str, thinking: Thinking | None = None) -> Callable[[], Reader]:
-    return Reading(name, types={"x": {}}, thinking=thinking).new_reader
+    return TextReading(name, types={"x": {}}, thinking=thinking).new_reader
 
 
 def strings_of(reader: Reader) -> Iterator[str]:

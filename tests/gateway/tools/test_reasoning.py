@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.marked_readers import HermesReader
-from alignedserve.gateway.tools.readers import Reader, TextReader
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader, ThoughtPiece
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import MAX_WAIT_CHARS, ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
@@ -52,11 +51,11 @@ CASES = [
         f"<think>a {CALL}\n</think>\nb{CALL}",
         f"a {CALL}",
         "b",
-        [Piece("weather", '{"city": "Rome"}')],
+        [CallPiece("weather", '{"city": "Rome"}')],
     ),
     # Thoughts that nothing closes end where a call begins; a draft of a call is none.
-    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [Piece("weather", '{"city": "Rome"}')]),
-    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [Piece("weather", '{"city": "Rome"}')] * 2),
+    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [CallPiece("weather", '{"city": "Rome"}')]),
+    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [CallPiece("weather", '{"city": "Rome"}')] * 2),
     (OPENED, HermesReader, "a <tool_call> b", "a <tool_call> b", "", []),
     # What else there is are thoughts.
     (
@@ -65,7 +64,7 @@ CASES = [
         f"the <tool_call> tag.\n{CALL} Hm, rather\n{CALL} so.",
         "the <tool_call> tag.\n Hm, rather\n so.",
         "",
-        [Piece("weather", '{"city": "Rome"}')] * 2,
+        [CallPiece("weather", '{"city": "Rome"}')] * 2,
     ),
     (OPENED, HermesReader, "a <tool_call> b\n </think> c", "a <tool_call> b", "c", []),
     (OPENED, HermesReader, "a <tool_c </thi", "a <tool_c </thi", "", []),
@@ -90,7 +89,7 @@ FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function
     ],
 )
 def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     for text, reasoning in (
         (f"I call.\n{call}", "I call."),
         (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no."),
@@ -119,7 +118,7 @@ ONE_LINE = ["hermes", "kimi", "granite"]
     ids=len,
 )
 def test_a_tag_in_a_text_within_a_call_closes_no_thoughts(name: str, text: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     call = WRITING[name].replace("TEXT", text)
     for said, reasoning, content in (
         (f"I call. {call}", "I call.", ""),
@@ -147,7 +146,7 @@ def test_a_tag_in_a_text_within_a_call_closes_no_thoughts(name: str, text: str) 
     ids=lambda answer: answer[:10],
 )
 def test_a_tag_closes_thoughts_where_a_call_in_them_is_left(name: str, answer: str) -> None:
-    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    reading = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     begun = "Hm. " + WRITING[name].split("TEXT")[0] + "Ro"
     for call in ("", WRITING[name].replace("TEXT", "Bari")):
         said = f"{begun}</think>{answer}{call}"
@@ -159,7 +158,7 @@ def test_a_tag_closes_thoughts_where_a_call_in_them_is_left(name: str, answer: s
 
 @pytest.mark.parametrize("name", WRITING)
 def test_an_answer_after_a_call_that_is_left_is_not_held_for_long(name: str) -> None:
-    reader = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED).new_reader()
+    reader = TextReading(name, types={"weather": {"city": "string"}}, thinking=OPENED).new_reader()
     reader.feed(WRITING[name].split("TEXT")[0] + "Ro</think>")
     if name in ONE_LINE:
         assert reader.feed("\n\nSo").content == "So"
@@ -177,7 +176,7 @@ def test_thoughts_are_found_however_the_text_is_cut(
     text: str,
     reasoning: str,
     content: str,
-    calls: list[Piece],
+    calls: list[CallPiece],
     data: st.DataObject,
 ) -> None:
     places = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
@@ -196,7 +195,9 @@ def test_thoughts_are_found_however_the_text_is_cut(
 )
 def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     for pieces in ([text], list(text)):
-        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read([Thought(text)])
+        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read(
+            [ThoughtPiece(text)]
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     ],
 )
 def test_thoughts_are_shown_while_they_come_where_no_call_can_begin(name: str, text: str) -> None:
-    reader = Reading(name, thinking=OPENED).new_reader()
+    reader = TextReading(name, thinking=OPENED).new_reader()
     shown = ""
     for letter in text + "word ":
         shown += reader.feed(letter).reasoning

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from alignedserve.gateway.chat.prepare import PreparedChat
 from alignedserve.gateway.endpoints import ENDPOINTS
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.tools.bodies import Tool, structure_of
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.types import InvalidRequest
@@ -103,7 +103,7 @@ def walk(wanted: StructuredOutputsParams, opening: str, marks: Sequence[str], se
 def calls_in(family: str, tools: Sequence[Tool], text: str) -> list[tuple[str, Any]]:
     found = family_of(SHOWN[family], no_token)
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
-    reading = Reading(found.held_name or found.name, types=types)
+    reading = TextReading(found.held_name or found.name, types=types)
     return [(piece.name or "", json.loads(piece.arguments)) for piece in read_all(reading, [text]).pieces]
 
 

@@ -105,7 +105,7 @@ def test_a_line_that_runs_before_it_has_begun_is_noticed(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_a_planted_bug_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a gateway fails when it is asked for a prompt of 27 tokens."""
-    from alignedserve.gateway.islands import Islands
+    from alignedserve.gateway.islands.islands import Islands
 
     open_ = Islands.open
 

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS
 from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.openai.bodies import Prompt
 
 # OpenAI's limit per call.
@@ -18,7 +18,7 @@ MAX_INPUTS = 2048
 Texts = str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
-class EmbeddingBody(Fields):
+class EmbeddingBody(BodyFields):
     """The fields that embeddings, scores and rankings share."""
 
     refused: ClassVar[Mapping[str, str]] = {"truncate_prompt_tokens": ""}

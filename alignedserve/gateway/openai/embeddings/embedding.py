@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.output_queue import News
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.islands.output_queue import News
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
@@ -32,7 +32,7 @@ MAX_OPEN = 4 * NUM_AT_ONCE
 
 
 @dataclass
-class _Calls:
+class _VectorCalls:
     """Calls that share a bound of open requests."""
 
     num_calls: int = 0
@@ -53,7 +53,7 @@ class _Calls:
 
 
 # Real-time calls by owner, for each gateway.
-_in_real_time: WeakKeyDictionary[Islands, dict[str, _Calls]] = WeakKeyDictionary()
+_in_real_time: WeakKeyDictionary[Islands, dict[str, _VectorCalls]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Embedding:
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
-    _calls: _Calls | None = None
+    _calls: _VectorCalls | None = None
     # Whether it counts among the calls with requests that are not begun.
     _is_beginning: bool = False
 
@@ -111,9 +111,9 @@ class Embedding:
                 del _in_real_time[self.islands][self.owner]
         self.islands.close_all(keys)
 
-    def _joined(self) -> _Calls:
+    def _joined(self) -> _VectorCalls:
         """Returns the group of this call: the owner's real-time calls, or the call alone."""
-        calls = _Calls()
+        calls = _VectorCalls()
         if self.service.tier == "rt":
             calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.owner, calls)
         calls.num_calls += 1
@@ -121,17 +121,17 @@ class Embedding:
         self._calls, self._is_beginning = calls, True
         return calls
 
-    def _begins_no_more(self, calls: _Calls) -> None:
+    def _begins_no_more(self, calls: _VectorCalls) -> None:
         calls.num_beginning -= self._is_beginning
         self._is_beginning = False
 
-    def _has_room(self, calls: _Calls) -> bool:
+    def _has_room(self, calls: _VectorCalls) -> bool:
         """Whether further requests may be begun. They begin in groups, since single ones would cost more."""
         if len(self._open) <= calls.least // 2:
             return True
         return calls.num_open <= MAX_OPEN - NUM_AT_ONCE and len(self._open) < calls.share
 
-    async def _begin_some(self, calls: _Calls) -> None:
+    async def _begin_some(self, calls: _VectorCalls) -> None:
         """Begins some requests. Raises ApiError if there is no router."""
         async with self.islands.opening(self.service.tier) as turn:
             if self._num_begun or self.service.tier != "rt":
@@ -146,7 +146,7 @@ class Embedding:
                 if num_tokens > NUM_TOKENS_AT_ONCE:
                     break
 
-    def _begin(self, calls: _Calls) -> None:
+    def _begin(self, calls: _VectorCalls) -> None:
         index, service = self._num_begun, self.service
         request = Request(
             key=new_key(),

@@ -13,15 +13,17 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import unless_gone
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import json_response
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.embeddings.bodies import EmbeddingsBody, RerankBody, ScoreBody
-from alignedserve.gateway.openai.embeddings.prepare import embeddings, rerank, score
 from alignedserve.gateway.openai.embeddings.prepared import (
     PreparedEmbeddings,
     PreparedRerank,
     PreparedScore,
+    embeddings,
+    rerank,
+    score,
 )
 
 EMBEDDINGS: Final = Endpoint(

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
-from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.openai.responses.items import Item, messages_of
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice, allowed
 from alignedserve.sampling_params import SamplingParams
@@ -19,14 +19,14 @@ from alignedserve.types import InvalidRequest
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Reasoning(Fields):
+class Reasoning(BodyFields):
     effort: str | None = None
     # Accepted without effect: reasoning is shown in full.
     summary: str | None = None
     generate_summary: str | None = None
 
 
-class TextFormat(Fields):
+class TextFormat(BodyFields):
     type: Literal["text", "json_object", "json_schema"]
     # Fields of a JSON schema.
     name: str | None = None
@@ -36,13 +36,13 @@ class TextFormat(Fields):
     strict: bool | None = None
 
 
-class TextConfig(Fields):
+class TextConfig(BodyFields):
     format: TextFormat | None = None
     # Accepted without effect.
     verbosity: str | None = None
 
 
-class StreamOptions(Fields):
+class StreamOptions(BodyFields):
     include_obfuscation: bool | None = None
 
 
@@ -54,11 +54,11 @@ Value = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Key, Value], Field(max_length=16)]
 
 
-class ConversationName(Fields):
+class ConversationName(BodyFields):
     id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)]
 
 
-class ResponseBody(ConversationBody):
+class ResponseBody(AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "context_management": ": this server does not summarise conversations",

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Output, run
-from alignedserve.gateway.openai.responses.written import Event, Written, event_pieces, response_pieces
+from alignedserve.gateway.openai.responses.written import Event, WrittenText, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.readers import Read, Reader
 
 
 def new_response_id() -> str:
@@ -47,13 +46,13 @@ class ResponsesBuilder(ResponseBuilder):
 
     # ---- whole ----
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: ChoiceDelta) -> None:
         run(self._events(delta))
 
-    def whole(self, usage: Usage) -> Iterator[Piece]:
+    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
         yield from self._pieces(self.finished(usage))
 
-    def finished(self, usage: Usage) -> Json:
+    def finished(self, usage: TokenUsage) -> Json:
         """Returns the final state of the response, after all deltas were added."""
         is_cut = self._finish_reason == "length"
         found = self.state("incomplete" if is_cut else "completed")
@@ -62,18 +61,18 @@ class ResponsesBuilder(ResponseBuilder):
 
     # ---- as events ----
 
-    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
         if self._number:
             return None
         response = self._response(self.state("in_progress"))
         names = ("response.created", "response.in_progress")
         return [piece for name in names for piece in self._written((name, {"response": response}))]
 
-    def events(self, delta: Delta, usage: Usage) -> Iterable[Piece]:
+    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece]:
         for event in self._events(delta):
             yield from self._written(event)
 
-    def end(self, usage: Usage) -> Iterable[Piece]:
+    def end(self, usage: TokenUsage) -> Iterable[Piece]:
         state = self.finished(usage)
         yield from self._written((f"response.{state['status']}", {"response": self._response(state)}))
 
@@ -105,10 +104,10 @@ class ResponsesBuilder(ResponseBuilder):
         # No piece is in the store.
         return cast(Iterator[Piece], pieces)
 
-    def _response(self, state: Json) -> Written:
-        return Written([*self._pieces(state)])
+    def _response(self, state: Json) -> WrittenText:
+        return WrittenText([*self._pieces(state)])
 
-    def _events(self, delta: Delta) -> Iterator[Event]:
+    def _events(self, delta: ChoiceDelta) -> Iterator[Event]:
         """Yields the events of a delta. Must be iterated to its end."""
         logprobs, steps, read = self._logprobs(delta), [*delta.steps()], Read()
         for number, (text, num_tokens) in enumerate(steps, 1):
@@ -134,7 +133,7 @@ class ResponsesBuilder(ResponseBuilder):
         number, self._number = self._number, self._number + 1
         return cast(Iterator[Piece], event_pieces(event, number))
 
-    def _usage(self, usage: Usage) -> Json:
+    def _usage(self, usage: TokenUsage) -> Json:
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens
         return {
             "input_tokens": num_input,
@@ -145,7 +144,7 @@ class ResponsesBuilder(ResponseBuilder):
             "total_tokens": num_input + num_output,
         }
 
-    def _logprobs(self, delta: Delta) -> Sequence[Json]:
+    def _logprobs(self, delta: ChoiceDelta) -> Sequence[Json]:
         if self.num_logprobs is None:
             return ()
         return chat_logprobs(delta.token_ids, delta.logprobs, self.answering.model)

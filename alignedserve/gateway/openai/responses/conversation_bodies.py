@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
 from alignedserve.types import InvalidRequest
@@ -22,20 +22,20 @@ MAX_NEW_ITEMS = 20
 NewItems = Annotated[list[Any], Field(max_length=MAX_NEW_ITEMS)]
 
 
-class ConversationBody(Fields):
+class ConversationBody(BodyFields):
     items: NewItems | None = None
     metadata: Metadata | None = None
 
 
-class ConversationUpdate(Fields):
+class ConversationUpdate(BodyFields):
     metadata: Metadata | None
 
 
-class ConversationAddition(Fields):
+class ConversationAddition(BodyFields):
     items: NewItems
 
 
-class Given(Answered, frozen=True):
+class Given(DirectAnswer, frozen=True):
     """The parts of a body that are stored."""
 
     # JSON with commas between the items; and a line per item: its end in that JSON, and its id as JSON.

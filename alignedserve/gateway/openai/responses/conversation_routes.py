@@ -12,9 +12,9 @@ from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json, encode, json_response
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE, Given
 from alignedserve.gateway.openai.responses.conversations import KeptConversations
 from alignedserve.gateway.openai.responses.sending import around, in_pieces, page_of

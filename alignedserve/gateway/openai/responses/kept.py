@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from alignedserve.gateway.generation.endpoint import Needed
-from alignedserve.gateway.generation.generation import Usage
+from alignedserve.gateway.generation.generation import TokenUsage
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
@@ -75,7 +75,12 @@ class KeptResponses:
         self.conversations = KeptConversations(store.conversations if store else None, max_body_bytes)
 
     async def keep(
-        self, call: PreparedResponse, owner: str, before: Conversation, builder: ResponseBuilder, usage: Usage
+        self,
+        call: PreparedResponse,
+        owner: str,
+        before: Conversation,
+        builder: ResponseBuilder,
+        usage: TokenUsage,
     ) -> None:
         """Stores a response that has ended, and adds it to its conversation. If it can't be stored, its `store` becomes
         false. Raises ApiError if it has a conversation, because the next turn would otherwise lack this one."""

@@ -9,10 +9,15 @@ from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.items import index_of, new_id
-from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
+from alignedserve.gateway.openai.responses.output_items import (
+    Call,
+    Message,
+    OutputItem,
+    ReasoningItem,
+    TextItem,
+)
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
-from alignedserve.gateway.tools import calls
-from alignedserve.gateway.tools.calls import Content, Read, Thought
+from alignedserve.gateway.tools.readers import CallPiece, ContentPiece, Read, ThoughtPiece
 
 # Places per item, in the bytes of all items: its start, start and end of its text, start and end of its
 # log-probabilities (both at the text's end if there are none), and its end.
@@ -67,18 +72,18 @@ class Output:
         if is_thought:
             # The waiting log-probabilities are those of the mark that opens the reasoning.
             self._waiting.clear()
-        is_said = any(isinstance(part, Content) for part in read.parts)
+        is_said = any(isinstance(part, ContentPiece) for part in read.parts)
         for part in read.parts:
             match part:
-                case Thought(text):
-                    yield from self._go_on(Thoughts, "reasoning", text, b"")
-                case Content(text):
+                case ThoughtPiece(text):
+                    yield from self._go_on(ReasoningItem, "reasoning", text, b"")
+                case ContentPiece(text):
                     # The first content gets all of them.
                     self._wait(logprobs)
                     logprobs = ()
                     waiting, self._waiting = bytes(self._waiting), bytearray()
                     yield from self._go_on(Message, "message", text, waiting)
-                case calls.Piece():
+                case CallPiece():
                     yield from self._call(part)
         if not (is_said or is_thought):
             self._wait(logprobs)
@@ -120,7 +125,7 @@ class Output:
         self.num_logprob_bytes += logprobs[1] - logprobs[0]
         self._ids.append(item.id)
 
-    def _call(self, piece: calls.Piece) -> Iterator[Event]:
+    def _call(self, piece: CallPiece) -> Iterator[Event]:
         if piece.name is not None:
             # The waiting log-probabilities belong to the call.
             self._waiting.clear()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from msgspec import Raw
 
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.openai.responses.written import Event, Stored, Written, object_pieces
+from alignedserve.gateway.openai.responses.written import Event, Stored, WrittenText, object_pieces
 
 
 @dataclass(eq=False)
@@ -31,12 +31,12 @@ class OutputItem(ABC):
         return {"item_id": self.id, "output_index": self.index}
 
     @property
-    def whole_text(self) -> Written:
-        return Written((b'"', self.text, b'"'))
+    def whole_text(self) -> WrittenText:
+        return WrittenText((b'"', self.text, b'"'))
 
     @property
-    def all_logprobs(self) -> Written:
-        return Written((b"[", self.logprobs, b"]"))
+    def all_logprobs(self) -> WrittenText:
+        return WrittenText((b"[", self.logprobs, b"]"))
 
     @abstractmethod
     def body(self, status: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class OutputItem(ABC):
         return self._delta(self.whole_text, self.all_logprobs)
 
     @abstractmethod
-    def _delta(self, text: Raw | Written, logprobs: Raw | Written) -> Event: ...
+    def _delta(self, text: Raw | WrittenText, logprobs: Raw | WrittenText) -> Event: ...
 
     @abstractmethod
     def ended(self, status: str) -> Iterator[Event]: ...
@@ -80,16 +80,16 @@ class TextItem(OutputItem):
     def part_place(self) -> Json:
         return self.place | {"content_index": 0}
 
-    def part(self, text: str | Written, logprobs: list[Any] | Written) -> dict[str, Any]:
+    def part(self, text: str | WrittenText, logprobs: list[Any] | WrittenText) -> dict[str, Any]:
         return {"type": self.part_kind, "text": text}
 
-    def beside_text(self, logprobs: Raw | Written) -> dict[str, Any]:
+    def beside_text(self, logprobs: Raw | WrittenText) -> dict[str, Any]:
         """Returns further fields of its text's events."""
         return {}
 
     def body(self, status: str) -> dict[str, Any]:
         part = self.part(self.whole_text, self.all_logprobs)
-        content = Written((b"[", *object_pieces(part), b"]"))
+        content = WrittenText((b"[", *object_pieces(part), b"]"))
         return {"id": self.id, "type": self.kind, "status": status, **self.more, "content": content}
 
     def begun(self) -> Iterator[Event]:
@@ -97,7 +97,7 @@ class TextItem(OutputItem):
         yield "response.output_item.added", {"output_index": self.index, "item": item}
         yield "response.content_part.added", self.part_place | {"part": self.part("", [])}
 
-    def _delta(self, text: Raw | Written, logprobs: Raw | Written) -> Event:
+    def _delta(self, text: Raw | WrittenText, logprobs: Raw | WrittenText) -> Event:
         return f"{self.events}.delta", self.part_place | {"delta": text} | self.beside_text(logprobs)
 
     def ended(self, status: str) -> Iterator[Event]:
@@ -111,14 +111,14 @@ class Message(TextItem):
     kind, more = "message", {"role": "assistant"}
     events, part_kind = "response.output_text", "output_text"
 
-    def part(self, text: str | Written, logprobs: list[Any] | Written) -> dict[str, Any]:
+    def part(self, text: str | WrittenText, logprobs: list[Any] | WrittenText) -> dict[str, Any]:
         return super().part(text, logprobs) | {"annotations": [], "logprobs": logprobs}
 
-    def beside_text(self, logprobs: Raw | Written) -> dict[str, Any]:
+    def beside_text(self, logprobs: Raw | WrittenText) -> dict[str, Any]:
         return {"logprobs": logprobs}
 
 
-class Thoughts(TextItem):
+class ReasoningItem(TextItem):
     kind, more = "reasoning", {"summary": []}
     events, part_kind = "response.reasoning_text", "reasoning_text"
 
@@ -142,7 +142,7 @@ class Call(OutputItem):
         item = self.body("in_progress") | {"arguments": ""}
         yield "response.output_item.added", {"output_index": self.index, "item": item}
 
-    def _delta(self, text: Raw | Written, logprobs: Raw | Written) -> Event:
+    def _delta(self, text: Raw | WrittenText, logprobs: Raw | WrittenText) -> Event:
         return "response.function_call_arguments.delta", self.place | {"delta": text}
 
     def ended(self, status: str) -> Iterator[Event]:
@@ -157,5 +157,5 @@ def restored(item: Json, index: int, text: bytearray | Stored, logprobs: bytearr
         case "message":
             return Message(index, item["id"], text, logprobs)
         case "reasoning":
-            return Thoughts(index, item["id"], text)
+            return ReasoningItem(index, item["id"], text)
     return Call(index, item["id"], text, name=item["name"], call_id=item["call_id"])

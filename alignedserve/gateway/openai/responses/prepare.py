@@ -7,11 +7,11 @@ from typing import Any
 
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands, Needed
-from alignedserve.gateway.generation.prepared import Answered, Answering
+from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json
@@ -67,14 +67,14 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
         )
 
 
-def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
+def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> DirectAnswer:
     """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
     Expands."""
     with body.naming():
         items, _ = _items_of(body, beside)
         num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return Answered(memoryview(encode(found)), ignored + _foreign_tools(body))
+        return DirectAnswer(memoryview(encode(found)), ignored + _foreign_tools(body))
 
 
 def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:

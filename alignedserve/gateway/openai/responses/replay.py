@@ -15,7 +15,7 @@ from alignedserve.gateway.openai.responses.written import (
     AnyPiece,
     Event,
     Stored,
-    Written,
+    WrittenText,
     event_pieces,
     response_pieces,
 )
@@ -45,7 +45,7 @@ async def _events_of(head: ResponseHead, read: Read) -> AsyncIterator[Event]:
     repeated: AnyPiece = Stored("repeated", 1, head.size_of("repeated"))
     if head.size_of("repeated") <= SMALL_BYTES:
         repeated = await read("repeated", 1, head.size_of("repeated"))
-    begun = Written([*response_pieces(early, (), repeated)])
+    begun = WrittenText([*response_pieces(early, (), repeated)])
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
     async for item, status in _items_of(head, read):
@@ -57,7 +57,7 @@ async def _events_of(head: ResponseHead, read: Read) -> AsyncIterator[Event]:
             yield event
     name = "failed" if now["status"] == "cancelled" else now["status"]
     output = Stored("output", 0, head.size_of("output"))
-    yield f"response.{name}", {"response": Written([*response_pieces(head.state, [output], repeated)])}
+    yield f"response.{name}", {"response": WrittenText([*response_pieces(head.state, [output], repeated)])}
 
 
 async def _items_of(head: ResponseHead, read: Read) -> AsyncIterator[tuple[OutputItem, str]]:

@@ -12,17 +12,16 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
-from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
 from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.reading import Share
+from alignedserve.gateway.http.reading import Share, json_body
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
@@ -75,7 +74,7 @@ def response_routes(
         owner, body = owner_of(http), await json_body(http)
         preparer = request_builder.preparer
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
-        assert isinstance(found, Answered)
+        assert isinstance(found, DirectAnswer)
         headers = request_builder.ignored_parameters.note(found.ignored)
         return Response(bytes(found.body), media_type="application/json", headers=headers)
 

@@ -12,9 +12,8 @@ from typing import cast
 
 from fastapi.responses import Response
 
-from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
-from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Piece, blocks_of, event_named
-from alignedserve.gateway.http.streaming import Stream
+from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError, unavailable
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, AnswerStream, Piece, blocks_of, event_named
 from alignedserve.gateway.openai.responses.kept import KeptResponses, not_found
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
@@ -50,7 +49,7 @@ def stream_of(
 ) -> Response:
     """Returns the events with numbers above `after`, once the response has ended."""
     headers = {"Cache-Control": "no-cache", **(headers or {})}
-    return Stream(_events(head, kept, after), media_type="text/event-stream", headers=headers)
+    return AnswerStream(_events(head, kept, after), media_type="text/event-stream", headers=headers)
 
 
 async def in_pieces(
@@ -60,12 +59,12 @@ async def in_pieces(
     kind = "application/json"
     if num_bytes > BLOCK_BYTES:
         headers = {**(headers or {}), "Content-Length": str(num_bytes)}
-        return Stream(_unbroken(pieces), media_type=kind, headers=headers)
+        return AnswerStream(_unbroken(pieces), media_type=kind, headers=headers)
     return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
 
 
 async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Raises BrokenOff if the rest can't be read, since the length was announced."""
+    """Raises AnswerBrokenOff if the rest can't be read, since the length was announced."""
     try:
         async for piece in pieces:
             if piece:
@@ -111,7 +110,7 @@ def around(first_id: bytes | None, last_id: bytes | None, has_more: bool) -> tup
 
 
 async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncIterator[Block]:
-    """Yields the events of a response once it has ended. Raises BrokenOff if the rest of an event can't be read."""
+    """Yields the events of a response once it has ended. Raises AnswerBrokenOff if an event can't be read whole."""
     is_within = False
     try:
         while not head.is_over:
@@ -157,8 +156,8 @@ def _reason(error: ResponseGone | ApiError | StoreAway, head: ResponseHead) -> A
     return unavailable("the store can't be reached now")
 
 
-def _broken_off(error: Exception) -> BrokenOff:
-    return BrokenOff(f"a response can't be read: {error}")
+def _broken_off(error: Exception) -> AnswerBrokenOff:
+    return AnswerBrokenOff(f"a response can't be read: {error}")
 
 
 def _failure(error: ApiError) -> bytes:

@@ -23,7 +23,7 @@ AnyPiece = Piece | Stored
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenText:
     """JSON text in pieces, which are joined only when they are sent."""
 
     pieces: Sequence[AnyPiece]
@@ -38,7 +38,7 @@ def object_pieces(fields: dict[str, Any]) -> Iterator[AnyPiece]:
     yield b"{"
     for number, (name, value) in enumerate(fields.items()):
         yield b"," * (number > 0) + encode(name) + b":"
-        if isinstance(value, Written):
+        if isinstance(value, WrittenText):
             yield from value.pieces
         elif isinstance(value, dict):
             yield from object_pieces(value)
@@ -52,7 +52,7 @@ def event_pieces(event: Event, number: int) -> Iterator[AnyPiece]:
     name, fields = event
     given = {"type": name, "sequence_number": number, **fields}
     yield b"event: " + name.encode() + b"\ndata: "
-    if any(isinstance(value, Written | dict) for value in fields.values()):
+    if any(isinstance(value, WrittenText | dict) for value in fields.values()):
         yield from object_pieces(given)
     else:
         yield encode(given)

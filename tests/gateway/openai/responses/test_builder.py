@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
@@ -21,17 +21,16 @@ from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
 from alignedserve.gateway.openai.responses.written import Stored
-from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader
-from alignedserve.gateway.tools.readers import TextReader
-from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.readers import CallPiece, Read, TextReader, ThoughtPiece
+from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.store import Part, ResponseHead, ResponseId
 from tests.gateway.scripted import MODEL
 from tests.gateway.tools.test_families import TYPES, cut
 from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 
-USAGE = Usage(1, 1)
+USAGE = TokenUsage(1, 1)
 
 
 def builder_of(num_logprobs: int | None = None) -> ResponsesBuilder:
@@ -39,8 +38,8 @@ def builder_of(num_logprobs: int | None = None) -> ResponsesBuilder:
     return ResponsesBuilder(answering, b'{"tools":[]}', TextReader, num_logprobs)
 
 
-def delta_of(text: str, token: int = 30, finish_reason: str | None = None) -> Delta:
-    return Delta(0, text, [token], [(-0.25, 1, {token: -0.25})], finish_reason)
+def delta_of(text: str, token: int = 30, finish_reason: str | None = None) -> ChoiceDelta:
+    return ChoiceDelta(0, text, [token], [(-0.25, 1, {token: -0.25})], finish_reason)
 
 
 def events_in(pieces: Iterable[Any]) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def events_in(pieces: Iterable[Any]) -> list[dict[str, Any]]:
     return [json.loads(event.partition("data: ")[2]) for event in text.split("\n\n") if event]
 
 
-def streamed(builder: ResponsesBuilder, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+def streamed(builder: ResponsesBuilder, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
     pieces: list[Any] = []
     for delta in deltas:
         pieces += builder.opening(delta, USAGE) or ()
@@ -90,7 +89,7 @@ def replayed(builder: ResponsesBuilder) -> list[Any]:
 def test_a_response_has_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = builder_of()
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    builder.add(Delta(0, "x", [30], [], "stop"))
+    builder.add(ChoiceDelta(0, "x", [30], [], "stop"))
     kept = builder.finished(USAGE)
     monkeypatch.setattr(time, "time", lambda: 2000.0)
     assert builder.finished(USAGE) == kept and kept["completed_at"] == 1000
@@ -116,7 +115,9 @@ def test_each_token_of_a_message_has_its_log_probability() -> None:
     assert json.loads(b"".join(whole.whole(USAGE)))["output"][0]["content"] == [part]
 
 
-def items_in(reading: Reading, pieces: Sequence[str], shows_reasoning: bool = True) -> list[dict[str, Any]]:
+def items_in(
+    reading: TextReading, pieces: Sequence[str], shows_reasoning: bool = True
+) -> list[dict[str, Any]]:
     """Returns the items of a response whose text comes in these pieces, without their ids."""
     answering = Answering(MODEL, Service(), [[5]], created=0)
     builder = ResponsesBuilder(
@@ -155,7 +156,7 @@ HARMONY_REST = [
 def test_the_rest_of_a_call_goes_into_the_call(
     name: str, pieces: list[str], last: tuple[str, str] | None
 ) -> None:
-    call, after = items_in(Reading(name, types={"f": {}}), pieces)
+    call, after = items_in(TextReading(name, types={"f": {}}), pieces)
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a":"xy"}')
     found = after["type"], after["content"][0]["text"]
     assert found == (last or ("message", " All done.<tool_"))
@@ -165,7 +166,7 @@ def test_a_calls_id_is_the_models_where_it_has_written_one() -> None:
     """Each is there once."""
     builder = builder_of()
     for call_id in ("functions.f:0", "functions.f:1", None, "functions.f:0"):
-        run(builder.output.add(Read([Piece("f", "{}", call_id)]), []))
+        run(builder.output.add(Read([CallPiece("f", "{}", call_id)]), []))
     run(builder.output.end("completed"))
     ids = [item["call_id"] for item in json.loads(b"[" + b"".join(builder.output.items) + b"]")]
     assert ids[:2] == ["functions.f:0", "functions.f:1"] and len({*ids}) == 4
@@ -180,7 +181,7 @@ def test_items_are_the_same_however_the_text_is_cut(
     name: str, thinking: Thinking | None, data: st.DataObject
 ) -> None:
     text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
-    reading, is_shown = Reading(name, types=TYPES, thinking=thinking), data.draw(st.booleans())
+    reading, is_shown = TextReading(name, types=TYPES, thinking=thinking), data.draw(st.booleans())
     by_letters = items_in(reading, list(text), is_shown)
     assert items_in(reading, [text], is_shown) == by_letters
     if len(text) > 1:
@@ -224,7 +225,7 @@ def test_what_is_large_is_sent_again_without_being_held() -> None:
 
 def test_log_probabilities_are_no_part_of_the_conversation() -> None:
     builder = builder_of(num_logprobs=0)
-    thoughts, call = Read([Thought("Hm.")]), Read([Piece("f", "{}")])
+    thoughts, call = Read([ThoughtPiece("Hm.")]), Read([CallPiece("f", "{}")])
     logprobs = [{"token": "x" * 1000}]
     for read, is_thought in ((thoughts, True), (Read.of("a"), False), (call, False)):
         run(builder.output.add(read, logprobs, is_thought))
@@ -266,7 +267,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
     """Tokens are joined where they come faster than they are sent: what is counted as thoughts, and whose
     log-probabilities are shown, follows from each."""
     texts = ["<think>", " a", " b", " c", "</think>", "\n", " Hello", " world", "!"]
-    reading = Reading(thinking=Thinking("<think>", "</think>", False))
+    reading = TextReading(thinking=Thinking("<think>", "</think>", False))
     by_token = [
         delta_of(text, 30 + number, "stop" if text == "!" else None) for number, text in enumerate(texts)
     ]
@@ -275,7 +276,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
         count = data.draw(st.integers(1, len(rest)))
         some, rest = rest[:count], rest[count:]
         joined.append(
-            Delta(
+            ChoiceDelta(
                 0,
                 "".join(each.text for each in some),
                 [token for each in some for token in each.token_ids],
@@ -285,7 +286,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
             )
         )
 
-    def made(deltas: Sequence[Delta]) -> tuple[Any, Any]:
+    def made(deltas: Sequence[ChoiceDelta]) -> tuple[Any, Any]:
         answering = Answering(MODEL, Service(), [[5]], created=0)
         builder = ResponsesBuilder(
             answering, b'{"tools":[]}', reading.new_reader, 1, shows_reasoning=shows_reasoning
@@ -296,7 +297,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
         message = found["output"][-1]["content"][0]
         return found["usage"]["output_tokens_details"], (message["text"], message["logprobs"])
 
-    def counted(deltas: Sequence[Delta]) -> Any:
+    def counted(deltas: Sequence[ChoiceDelta]) -> Any:
         builder = ChatResponseBuilder(
             Answering(MODEL, Service(), [[5]], created=0),
             Shown(1),

@@ -15,7 +15,7 @@ from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.openai.responses.conversation_bodies import CREATE, Given
 from alignedserve.gateway.openai.responses.conversations import MAX_LOOKS
 from alignedserve.gateway.openai.responses.items import Items, messages_of
@@ -501,7 +501,7 @@ def test_a_turn_that_two_gateways_answer_is_added_once() -> None:
         begun = await create(model="demo", input="x", conversation=made.id, background=True)
         while not at.router.submitted:
             await asyncio.sleep(0.01)
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
         (first,) = background._held.values()
 
@@ -523,7 +523,7 @@ def test_a_turn_that_two_gateways_answer_is_added_once() -> None:
 def test_a_conversation_that_is_gone_at_a_responses_turn_fails_it() -> None:
     async def scenario(at: System) -> None:
         made = await at.client.conversations.create()
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
         look, is_away = background._looking._look, True
 

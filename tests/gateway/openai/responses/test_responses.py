@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from alignedserve.gateway.generation.preparer import SMALL_BYTES
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, ReceivedBody
 from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
@@ -481,11 +481,9 @@ def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
     asked: list[bool] = []
     made = PreparerInPlace.made
 
-    async def noted(
-        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any, **named: Any
-    ) -> Any:
-        asked.append(earlier is not None)
-        return await made(self, endpoint, body, owner, earlier, *more, **named)
+    async def noted(self: PreparerInPlace, body: ReceivedBody, num_added: int = 0) -> Any:
+        asked.append(body.earlier is not None)
+        return await made(self, body, num_added)
 
     monkeypatch.setattr(PreparerInPlace, "made", noted)
 
@@ -562,7 +560,7 @@ def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
         begun = await at.client.responses.create(model="demo", input="How far?", background=True)
         while not at.router.submitted:
             await asyncio.sleep(0.01)
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background and isinstance(background._store, RedisResponses)
         async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
             lines = stream.aiter_lines()
@@ -613,7 +611,7 @@ def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
 def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> None:
     async def scenario(at: System) -> None:
         first = await at.client.responses.create(model="demo", input="How far?")
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
         look, is_asked, may_look = background._looking._look, asyncio.Event(), asyncio.Event()
 
@@ -683,7 +681,7 @@ def test_another_gateway_answers_what_one_has_begun() -> None:
         begun = await at.client.responses.create(model="demo", input="How far?", background=True)
         while not at.router.submitted:
             await asyncio.sleep(0.01)
-        background = at.gateway.process._background
+        background = at.gateway.process._services._background
         assert background
 
         async def look() -> None:

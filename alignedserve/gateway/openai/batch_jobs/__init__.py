@@ -1,0 +1,1 @@
+"""Batch jobs as in OpenAI's API, and the files that they read and write."""
