@@ -52,5 +52,5 @@ def colocated(
     )
 
 
-def scheduling(policy: str, prefill_window: int = 2, **knobs: float) -> SchedulingConfig:
+def scheduling(policy: str, prefill_window: int = 2, **knobs: float | str) -> SchedulingConfig:
     return SchedulingConfig(policy=policy, prefill_window=prefill_window, **knobs)  # type: ignore[arg-type]

@@ -75,7 +75,8 @@ def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
         baselines.PROMPTS_FIRST,
         baselines.ROUND_ROBIN,
         *accelgen.POLICIES.values(),
-        *bros.POLICIES.values(),
+        *(system.policy for system in bros.SYSTEMS.values()),
+        f"{bros.__name__}:WithoutSharing",
         timed.policy_name(timed.TimedBros),
     ],
 )
@@ -93,9 +94,9 @@ def test_nothing_is_lost_without_a_method(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [baselines.ROUND_ROBIN, "bros"])
-def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
-    ran = bros.run(policy, SHAREGPT, 2.0, 30.0, seed=0, size=4)
+@pytest.mark.parametrize("system", ["rr", "bros"])
+def test_a_job_of_best_effort_follows_the_last(system: str) -> None:
+    ran = bros.run(bros.SYSTEMS[system], SHAREGPT, 2.0, 30.0, seed=0, size=4)
     be = bros.of_class(ran, "be")
     starts = Counter(stream.request.arrival_s for stream in be)
     assert len(starts) > 2
