@@ -121,11 +121,11 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
 def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     record = Record.at(tmp_path / "papers.json")
     record.begin({"command": "one", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     record.write()
     again = Record.at(record.path)
     again.begin({"command": "two", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
-    again.add("alise", "rate-alpaca", [{"vllm": 1.0, "fcfs": 2.0, "alise": 2.0}])
+    again.add("alise", "rate-alpaca", [{"vllm": 1.0, "vllm_rate": 2.0, "alise": 2.0}])
     assert [run["command"] for run in again.runs] == ["two"]
     (found,) = again.findings()
     assert found.verdict is Verdict.REFUTED
@@ -151,7 +151,7 @@ def test_what_was_measured_is_known() -> None:
     todo = {task.place: task for task in tasks(["alise"], Size(is_quick=True, seeds=1))}
     rate, *others = todo.values()
     assert not record.has(rate)
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert record.has(rate)
     assert not any(map(record.has, others))
     record.runs[0]["command"] = "one --quick"
@@ -162,9 +162,9 @@ def test_what_was_measured_is_known() -> None:
 def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -> None:
     record = Record.at(tmp_path / "papers.json")
     record.begin({"command": "one"})
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0}])
     assert record.findings() == []
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert [found.claim for found in record.findings()] == ["rate-alpaca"]
 
 
