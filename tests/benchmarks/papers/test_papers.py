@@ -50,7 +50,7 @@ def test_claims_have_names_of_their_own() -> None:
 def test_without_order_no_iteration_is_empty() -> None:
     """Far more comes than can be done, so that the instance is never idle for as long as a long prompt takes."""
     load = accelgen.Load(ACCELGEN_MIX, accelgen.RATE, 190)
-    ran = accelgen.scenario(accelgen.POLICIES["order"]).simulate(load.arrivals(seed=0), until_s=190)
+    ran = accelgen.scenario("order").simulate(load.arrivals(seed=0), until_s=190)
     assert max(each.end_s for each in iterations(ran.lifetimes)) > 188
 
 
@@ -86,9 +86,9 @@ def test_baselines_and_ablations_are_policies(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=4)
-@pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
+@pytest.mark.parametrize("name", [*accelgen.POLICIES, baselines.PROMPTS_FIRST])
 def test_nothing_is_lost_without_a_method(name: str) -> None:
-    arrivals = accelgen.with_objectives(ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
+    arrivals = accelgen.Load(ACCELGEN_MIX, 1.0, 12, has_jobs=True).arrivals(seed=0)
     ran = accelgen.scenario(name).simulate(arrivals)
     assert all(stream.is_complete for stream in ran.streams)
 
