@@ -36,8 +36,8 @@ MAX_MODEL_LEN = 10_240
 # The tokens in an iteration for the other policies: the paper's pivot. AccelGen's budget may be larger.
 CHUNK = 768
 # How many times as long an iteration takes as on DistServe's A100, and the lengths of answers. They are chosen so that
-# vLLM's iterations have about 61% of the pivot, and few of them are within 187 ms. The paper measured 16 to 34% over all
-# systems. With answers as long as the paper's, 12 GB hold too few requests for more than 3% of the pivot.
+# vLLM's iterations have about 61% of the pivot, and few of them are within 187 ms. The paper measured 16 to 34% over
+# all systems. With answers as long as the paper's, 12 GB hold too few requests for more than 3% of the pivot.
 SLOWER, ANSWERS = 2.5, Lognormal(18.0, 18.0)
 SHORT_ANSWERS = replace(ACCELGEN_MIX, name="short answers", output=ANSWERS)
 # Requests per second, far beyond the capacity as in the paper, and the seconds in which they arrive and are measured.
