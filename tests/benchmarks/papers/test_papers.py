@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from benchmarks.papers import accelgen, baselines, bros, timed
+from alignedserve.sim.trace import Arrival, Lengths
+from benchmarks.papers import accelgen, aligned_serve, baselines, bros, timed
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Size, finding
 from benchmarks.papers.datasets import ACCELGEN_MIX, SHAREGPT
 from benchmarks.papers.figures import iterations, quantile
-from benchmarks.papers.machines import ONE_GPU, with_memory
+from benchmarks.papers.machines import ONE_GPU, slower, with_memory
 from benchmarks.papers.page import markdown, terminal
 from benchmarks.papers.record import Record
 from benchmarks.papers.run import tasks
@@ -77,6 +79,7 @@ def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
         *accelgen.POLICIES.values(),
         *(system.policy for system in bros.SYSTEMS.values()),
         f"{bros.__name__}:WithoutSharing",
+        aligned_serve.MIXING.policy,
         timed.policy_name(timed.TimedBros),
     ],
 )
@@ -105,6 +108,39 @@ def test_a_job_of_best_effort_follows_the_last(system: str) -> None:
     # The second job begins when the fourth request has ended.
     assert sorted(starts)[1] == pytest.approx(ends[3], abs=0.01)
     assert bros.of_class(ran, "rt")
+
+
+@pytest.mark.parametrize("name", ["vllm", "rr"])
+def test_vllm_computes_again_what_it_preempts(name: str) -> None:
+    made = bros.SYSTEMS[name].scenario()
+    small = replace(made, cost=structs.replace(made.cost, num_kv_tokens=1600), max_model_len=1600)
+    ran = small.simulate([Arrival(0.0, Lengths(300, 200)) for _ in range(8)])
+    assert ran.pauses.dropped
+    assert not ran.pauses.evicted
+
+
+def test_longest_prompts_are_jobs_with_windows() -> None:
+    arrivals = accelgen.Load(ACCELGEN_MIX, 8.0, 100, has_jobs=True).arrivals(seed=0)
+    jobs = [each for each in arrivals if each.tier == "be"]
+    assert 0.3 < len(jobs) / len(arrivals) < 0.4
+    assert all(each.lengths.prompt > accelgen.JOB_TOKENS and each.window_s for each in jobs)
+    assert all(each.ttft_s and each.tbt_s for each in arrivals if each.tier == "rt")
+
+
+def test_an_iteration_waits_for_the_kv_of_requests_that_join() -> None:
+    """It comes over PCIe: a gigabyte for each request."""
+    lengths = [Lengths(1200, 60)] * 12
+    whole = aligned_serve.WITHOUT_P.scenario()
+    arrivals = aligned_serve.best_effort(lengths, 20.0, seed=0)
+    beside, waiting = (each.simulate(arrivals) for each in (whole, aligned_serve.paused(whole)))
+    longest_s = [max(each.duration_s for each in iterations(ran.lifetimes)) for ran in (beside, waiting)]
+    assert longest_s[1] > longest_s[0] + 1200 * whole.cost.kv_bytes_per_token / 25e9
+
+
+def test_a_slower_machine_takes_as_many_times_as_long() -> None:
+    cost = with_memory(ONE_GPU, 1, 40e9)
+    work = ([(0, 300), (512, 200)], [100, 700, 30])
+    assert slower(cost, 2.5).iteration(*work) == pytest.approx(2.5 * cost.iteration(*work))
 
 
 def test_memory_is_what_weights_leave() -> None:
