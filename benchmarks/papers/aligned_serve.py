@@ -188,10 +188,14 @@ BECAUSE = {
         "with the balanced kernel and {median_padded:.2f}x with the padded one. But our longest iterations are "
         "those of the last batch, which has all the lengths that are left."
     ),
-    "prefetch": short_of("Our copies run beside iterations, so slower ones cost batch size alone."),
+    "prefetch": short_of(
+        "With the padded kernel iterations take longer, so the same copies are a smaller share of the time. Beside "
+        "iterations, as ours are, slower copies only cost batch size."
+    ),
     "alignment": short_of(
         "With a balanced kernel, unequal lengths cost nothing that alignment could save, and order of arrival leaves "
-        "less memory unused. With a padded kernel, alignment gains more than in the paper."
+        "less memory unused. Only the time of copies is lost. With a padded kernel, alignment gains more than in the "
+        "paper."
     ),
 }
 
