@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 4096
 # Seconds per answer token: the paper's limit.
 BOUND_S = 0.2
 # The seconds in which requests arrive, and a rate that every policy can sustain.
-RUNS = {"alpaca": (ALPACA, 60, 80.0), "sharegpt": (SHAREGPT, 400, 5.0)}
+RUNS = {"alpaca": (ALPACA, 60, 40.0), "sharegpt": (SHAREGPT, 400, 5.0)}
 HOW = (
     f"Simulated, with {FITS}. KV of 38,600 tokens, as on two V100 32 GB; one colocated instance of up to 1,024 "
     "requests. As in the paper, vLLM computes prompts in iterations of their own, and computes again what it preempts; "

@@ -25,6 +25,7 @@ from benchmarks.papers.record import Record
 from benchmarks.papers.run import tasks
 from benchmarks.papers.verdict import Verdict, gain
 
+ALISE_LATENCY = "reduction of the mean response latency, compared with order of arrival"
 CLAIM = Claim(
     "rate",
     "the rate",
@@ -165,7 +166,10 @@ def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     assert [run["command"] for run in again.runs] == ["two"]
     (found,) = again.findings()
     assert found.verdict is Verdict.REFUTED
-    assert "1.00x" in markdown([found], again.runs)
+    page = markdown([found], again.runs)
+    assert "1.00x" in page
+    assert "Not measured yet" in page
+    assert f"- {ALISE_LATENCY}" in page
 
 
 @pytest.mark.slow
