@@ -15,38 +15,49 @@ from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRe
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.accelgen import Accelgen, AccelgenColocated, Prompts
 from alignedserve.scheduling.policies.base import DecodePart, RouterPart
+from alignedserve.scheduling.policies.sarathi import Sarathi
 from alignedserve.scheduling.remaining_time import RemainingTime
+from alignedserve.sim.foresight import GSM8K_ERROR, Roughly
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.report import Slo, latency_of
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.estimate import Estimate
 from benchmarks.papers import timed
+from benchmarks.papers.baselines import AGAIN
 from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
 from benchmarks.papers.datasets import ACCELGEN_MIX, Dataset, Lognormal
-from benchmarks.papers.figures import iterations, kv_in_use, ttft_s
-from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_kv
-from benchmarks.papers.verdict import amount, at_most, gain, together
+from benchmarks.papers.figures import iterations, share_within, ttft_s
+from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, slower, with_kv
+from benchmarks.papers.verdict import Verdict, amount, at_most, gain, together
 
 KV_BYTES = 12e9
 MAX_MODEL_LEN = 10_240
 # The tokens in an iteration for the other policies: the paper's pivot. AccelGen's budget may be larger.
 CHUNK = 768
+# How many times as long an iteration takes as on DistServe's A100, and the lengths of answers. They are chosen so that
+# vLLM's iterations have about 61% of the pivot, and few of them are within 187 ms. The paper measured 16 to 34% over
+# all systems. With answers as long as the paper's, 12 GB hold too few requests for more than 3% of the pivot.
+SLOWER, ANSWERS = 2.5, Lognormal(18.0, 18.0)
+SHORT_ANSWERS = replace(ACCELGEN_MIX, name="short answers", output=ANSWERS)
 # Requests per second, far beyond the capacity as in the paper, and the seconds in which they arrive and are measured.
 RATE, WINDOW_S = 8.0, 300
-# Three quarters of the capacity, where objectives can be met. It runs longer, because fewer requests arrive.
-NEAR_RATE, NEAR_WINDOW_S = 0.25, 900
+# Two thirds of what vLLM serves, and a fifth more than that.
+NEAR_RATE, JOBS_RATE, LONG_WINDOW_S = 0.9, 1.6, 600
 TBT_S, TBT_SCALES, TTFT_SCALES = 0.1875, (0.75, 1.25), (0.5, 1.5)
+# A third of the paper's requests are from BookCorpus, the longest. Where jobs have windows, these are the jobs: prompts
+# of more tokens than this. The paper states no windows.
+JOB_TOKENS, JOB_WINDOW_S = 1768, (30.0, 120.0)
 # The range of lengths in a group of prompts.
 GROUP = 512
 HOW = (
-    f"Simulated, with {FITS}. KV of 12 GB (14,600 tokens), one colocated instance. 8 requests/s for 300 s, which is "
-    f"far above capacity, as in the paper; and {NEAR_RATE}/s for {NEAR_WINDOW_S} s. vLLM is `fcfs`; FastGen and "
-    f"Sarathi-Serve are `sarathi` with iterations of {CHUNK} tokens"
+    f"Simulated, with {FITS}. KV of 12 GB (14,600 tokens), one colocated instance. Iterations take {SLOWER} times as "
+    "long as by the fits, and answers are short (18 tokens on average). So vLLM's iterations have about as large a "
+    "share of the pivot, and about as many are within 187 ms, as in the paper. 8 requests/s for 300 s, which is far "
+    "above capacity. vLLM is `fcfs`, FastGen and Sarathi-Serve are `sarathi` without objectives. Both have iterations "
+    f"of {CHUNK} tokens and compute again what they preempt"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
-# The same prompts with answers as short as Alpaca's, at a rate that exceeds the capacity as much.
-SHORT_ANSWERS = replace(ACCELGEN_MIX, name="short answers", output=Lognormal(58.45, 58.45))
 NEVER = Slo(1e9, 1e9)
 
 
@@ -116,26 +127,38 @@ class WithoutBatch(Accelgen):
         return WithoutBatchPart(limits, self.config, estimate)
 
 
+class FixedChunks(Sarathi):
+    """Sarathi-Serve with the paper's fixed budget, whatever the objectives are."""
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return super().colocated(limits, None)
+
+
 POLICIES = {
     "vllm": "fcfs",
-    "sarathi": "sarathi",
+    "sarathi": f"{__name__}:FixedChunks",
     "accelgen": "accelgen",
     "order": f"{__name__}:WithoutOrder",
     "chunk": f"{__name__}:WithoutChunk",
     "batch": f"{__name__}:WithoutBatch",
 }
+OTHERS = ("vllm", "sarathi")
 
 
-def scenario(policy: str) -> Scenario:
-    base = colocated(with_kv(ONE_GPU, KV_BYTES), NEVER, max_model_len=MAX_MODEL_LEN)
-    num_tokens = CHUNK if policy in ("fcfs", "sarathi") else base.max_num_batched_tokens
-    return replace(base, scheduling=scheduling(policy), max_num_batched_tokens=num_tokens)
+def scenario(name: str) -> Scenario:
+    """`name`: one of POLICIES, or a policy."""
+    base = colocated(slower(with_kv(ONE_GPU, KV_BYTES), SLOWER), NEVER, max_model_len=MAX_MODEL_LEN)
+    policy, is_other = POLICIES.get(name, name), name in OTHERS
+    config = scheduling(policy, preemption_mode=AGAIN if is_other else "swap")
+    num_tokens = CHUNK if is_other else base.max_num_batched_tokens
+    foresee = Roughly(MAX_MODEL_LEN, GSM8K_ERROR)
+    return replace(base, scheduling=config, max_num_batched_tokens=num_tokens, foresee=foresee)
 
 
 def with_objectives(arrivals: list[Arrival], seed: int) -> list[Arrival]:
     """Sets each request's TTFT objective to the time that prompts of about its length take alone, times a random
     scale."""
-    dice, cost = random.Random(f"objectives {seed}"), with_kv(ONE_GPU, KV_BYTES)
+    dice, cost = random.Random(f"objectives {seed}"), scenario("vllm").cost
     return [
         replace(
             each,
@@ -143,6 +166,17 @@ def with_objectives(arrivals: list[Arrival], seed: int) -> list[Arrival]:
             ttft_s=cost.fastest_ttft_s(middle_of_group(each.lengths.prompt), 2048)
             * dice.uniform(*TTFT_SCALES),
         )
+        for each in arrivals
+    ]
+
+
+def with_jobs(arrivals: list[Arrival], seed: int) -> list[Arrival]:
+    """Makes the longest prompts jobs, with a window for all of each."""
+    dice = random.Random(f"windows {seed}")
+    return [
+        replace(each, tier="be", window_s=dice.uniform(*JOB_WINDOW_S))
+        if each.lengths.prompt > JOB_TOKENS
+        else each
         for each in arrivals
     ]
 
@@ -165,13 +199,9 @@ def num_in_time(stream: Stream) -> int:
     return (ttft_s(stream, 0.0) <= request.ttft_s) + sum(gap <= request.tbt_s for gap in gaps)
 
 
-def is_job_in_time(stream: Stream) -> bool:
-    """Returns whether it ends when its last token is due, if the first token and each further one take their
-    objectives."""
-    request = stream.request
-    if not stream.is_complete or request.ttft_s is None or request.tbt_s is None:
-        return False
-    return latency_of(stream).jct_s <= request.ttft_s + (len(stream.times_s) - 1) * request.tbt_s
+def is_in_window(stream: Stream) -> bool:
+    due_s = stream.request.deadline_s
+    return stream.is_complete and due_s is not None and stream.times_s[-1] <= due_s
 
 
 @dataclass(frozen=True)
@@ -179,34 +209,38 @@ class Load:
     dataset: Dataset
     rate: float
     window_s: int
+    has_jobs: bool = False
 
     def arrivals(self, seed: int) -> list[Arrival]:
         number = int(self.rate * self.window_s)
-        return with_objectives(self.dataset.arrivals(number, self.rate, seed), seed)
+        found = with_objectives(self.dataset.arrivals(number, self.rate, seed), seed)
+        return with_jobs(found, seed) if self.has_jobs else found
 
 
-def worth(policy: str, load: Load, seed: int) -> dict[str, float]:
-    window_s, made = load.window_s, scenario(policy)
+def worth(name: str, load: Load, seed: int) -> dict[str, float]:
+    window_s, made = load.window_s, scenario(name)
     simulated = made.simulate(load.arrivals(seed), until_s=window_s)
     streams = simulated.streams
+    rt = [stream for stream in streams if stream.request.tier == "rt"]
+    jobs = [each for each in streams if (due_s := each.request.deadline_s) is not None and due_s <= window_s]
     complete = [stream for stream in streams if stream.is_complete]
-    num_tokens, num_good = sum(len(each.tokens) for each in streams), sum(map(num_in_time, streams))
+    num_good = sum(map(num_in_time, rt)) + sum(len(each.tokens) for each in jobs if is_in_window(each))
     ran = iterations(simulated.lifetimes)
     return {
-        "batch": fmean(each.num_tokens for each in ran),
-        "iteration_ms": 1e3 * fmean(each.duration_s for each in ran),
-        "kv_used": kv_in_use(ran) / made.cost.num_kv_tokens,
-        "evicted": simulated.lifetimes.count("evicted"),
-        "tokens_per_s": num_tokens / window_s,
+        "tokens": sum(simulated.computed.values()) / len(ran) / CHUNK,
+        "within": share_within([each.duration_s for each in ran], TBT_S),
+        "tokens_per_s": sum(len(each.tokens) for each in streams) / window_s,
         "requests_per_s": len(complete) / window_s,
         "good_per_s": num_good / window_s,
-        "kept": num_good / num_tokens,
-        "jobs_kept": sum(map(is_job_in_time, complete)) / len(streams),
-        "jct_s": fmean(latency_of(stream).jct_s for stream in complete),
+        "kept": sum(map(num_in_time, rt)) / sum(len(each.tokens) for each in rt),
+        "jobs_kept": fmean(map(is_in_window, jobs)) if jobs else 0.0,
+        "jct_s": fmean(
+            (each.times_s[-1] if each.is_complete else window_s) - each.request.arrival_s for each in streams
+        ),
+        "prompt": fmean(len(each.request.prompt) for each in streams if each.times_s),
     }
 
 
-OTHERS = ("vllm", "sarathi")
 Worths = Mapping[str, Mapping[str, float]]
 
 
@@ -229,47 +263,53 @@ def ablated(worths: Worths) -> dict[str, float]:
         f"{what}_{each}": 1 - worths[each][f"{what}_per_s"] / ours[f"{what}_per_s"]
         for what in ("tokens", "good")
         for each in ("chunk", "order", "batch")
-    } | {
-        f"{what}_{each}": worths[each][what]
-        for what in ("batch", "evicted")
-        for each in ("accelgen", "chunk")
     }
 
 
 def measure(size: Size, seed: int) -> Mapping[str, Numbers]:
-    window_s = size.scaled(WINDOW_S)
+    window_s, long_s = size.scaled(WINDOW_S), size.scaled(LONG_WINDOW_S)
 
-    def under(policies: Sequence[str], load: Load) -> Worths:
-        return {each: worth(POLICIES[each], load, seed) for each in policies}
+    def under(names: Sequence[str], load: Load) -> Worths:
+        return {each: worth(each, load, seed) for each in names}
 
     compared = (*OTHERS, "accelgen")
-    worths = under([*POLICIES], Load(ACCELGEN_MIX, RATE, window_s))
-    short = under(compared, Load(SHORT_ANSWERS, RATE, window_s))
-    near = under(compared, Load(ACCELGEN_MIX, NEAR_RATE, size.scaled(NEAR_WINDOW_S)))
-    ours = worths["accelgen"]
-    used = {f"{each}_kv": worths[each]["kv_used"] for each in ("vllm", "accelgen")}
+    worths = under([*POLICIES], Load(SHORT_ANSWERS, RATE, window_s))
+    long = under(compared, Load(ACCELGEN_MIX, RATE, window_s))
+    near = under(compared, Load(SHORT_ANSWERS, NEAR_RATE, long_s))
+    jobs = under(compared, Load(SHORT_ANSWERS, JOBS_RATE, long_s, has_jobs=True))
+    jobs_near = under(compared, Load(SHORT_ANSWERS, NEAR_RATE, long_s, has_jobs=True))
+    ours, unordered = worths["accelgen"], worths["order"]
 
     def gained(what: str) -> dict[str, float]:
-        return more(worths, what) | more(short, what, "_short") | {what: ours[what]} | used
+        return (
+            more(worths, what)
+            | more(long, what, "_long")
+            | more(near, what, "_near")
+            | {what: ours[what], "unordered": unordered[what] / worths["vllm"][what]}
+            | {f"{each}_prompt": worths[each]["prompt"] for each in ("accelgen", "order")}
+        )
 
+    shares = {f"vllm_{each}": worths["vllm"][each] for each in ("tokens", "within")}
     return {
-        "throughput": gained("tokens_per_s") | {each: ours[each] for each in ("batch", "iteration_ms")},
+        "throughput": gained("tokens_per_s") | shares | {"ours_tokens": ours["tokens"]},
         "requests": gained("requests_per_s"),
         "goodput": gained("good_per_s"),
         "slo": points(worths, near, "kept"),
-        "jct-slo": points(worths, near, "jobs_kept"),
+        "jct-slo": points(jobs, jobs_near, "jobs_kept"),
         "jct": {each: worths[each]["jct_s"] / ours["jct_s"] for each in OTHERS}
         | {"jct_s": ours["jct_s"]}
         | {f"{each}_near_s": near[each]["jct_s"] for each in compared},
-        "ablations": ablated(worths) | used,
+        "ablations": ablated(worths)
+        | {f"{each}_prompt": worths[each]["prompt"] for each in ("accelgen", "order")},
     }
 
 
 # ---- claims ---------------------------------------------------------------------------------------------------------
 
 _TWICE = (
-    "{vllm:.2f}x vLLM, {sarathi:.2f}x Sarathi ({%s:.%df}/s; with answers as short as Alpaca's {vllm_short:.2f}x, "
-    "{sarathi_short:.2f}x)"
+    "{vllm:.2f}x vLLM, {sarathi:.2f}x Sarathi ({%s:.%df}/s; at "
+    f"{NEAR_RATE}/s {{vllm_near:.2f}}x, {{sarathi_near:.2f}}x; with answers as long as the paper's {{vllm_long:.2f}}x, "
+    "{sarathi_long:.2f}x)"
 )
 
 
@@ -286,13 +326,13 @@ def gain_claim(name: str, text: str, figure: str, claimed: float, ours: str) -> 
     )
 
 
-def points_claim(name: str, text: str, figure: str, claimed: float) -> Claim:
+def points_claim(name: str, text: str, figure: str, claimed: float, how: str = HOW) -> Claim:
     return Claim(
         name,
         text,
         SETUP + "; figure 11c",
         figure,
-        HOW,
+        how,
         "{vllm:+.0%} over vLLM, {sarathi:+.0%} over Sarathi ({accelgen_is:.1%}; vLLM {vllm_is:.1%}, Sarathi "
         f"{{sarathi_is:.1%}}; at {NEAR_RATE}/s {{accelgen_near:.1%}}, {{vllm_near:.1%}}, {{sarathi_near:.1%}})",
         lambda numbers: together([amount(claimed, numbers["vllm"]), amount(claimed, numbers["sarathi"])]),
@@ -300,41 +340,62 @@ def points_claim(name: str, text: str, figure: str, claimed: float) -> Claim:
     )
 
 
-MEMORY = (
-    "Twelve gigabytes hold about six of these requests, and an iteration takes about 30 ms with any policy. "
-    "Tokens/s are the quotient. On average, `fcfs` uses {vllm_kv:.0%} of this KV and `accelgen` {accelgen_kv:.0%}, "
-    "so no order can gain much. And our `fcfs` chunks prompts too, and keeps the KV of preempted requests."
+LATE = (
+    "Far more arrives than can be served, so all waiting requests are late. Then long prompts have the least remaining "
+    "time, because the time to compute them is subtracted: those that begin have {accelgen_prompt:,.0f} tokens on "
+    "average, and {order_prompt:,.0f} in order of arrival. And an iteration within 187 ms has fewer tokens than the "
+    "pivot. "
 )
-BECAUSE = {name: short_of(MEMORY) for name in ("throughput", "requests", "goodput", "ablations")} | {
-    "slo": short_of(
-        "Iterations of about 30 ms meet objectives of 140 to 230 ms with any policy. On the paper's machine few are "
-        "within 187."
-    ),
-    "jct-slo": short_of(
-        "Far more arrives than can be served, so all waiting requests are late, and the one that has waited longest "
-        "has the least remaining time. That is the order of arrival. Under less load, too, a first token is due in "
-        "the time that its prompt takes alone, and others leave or wait for each such prompt."
+BECAUSE = {
+    name: short_of(
+        LATE + "In order of arrival, with the other two methods, it would be {unordered:.2f}x vLLM."
+    )
+    for name in ("throughput", "requests", "goodput")
+} | {
+    "jct-slo": dict.fromkeys(
+        Verdict,
+        "With a little more than can be served, jobs yield until their windows press, and more of them end in time. "
+        "With far more, all are late.",
     ),
     "jct": short_of(
-        "All waiting requests are late, and the one that has waited longest has the least remaining time. That is "
-        "the order of arrival. And memory limits the number of running requests."
+        "All waiting requests are late, so the order of their remaining times is about that of arrival. Requests that "
+        "have not ended count with the time so far."
+    ),
+    "ablations": short_of(
+        LATE
+        + "So without the order more requests are served. Memory is not what limits, so fitting batches gain little."
     ),
 }
 
 CLAIMS = [
-    gain_claim("throughput", "tokens/s", "1.42 to 11.21x", 1.42, _TWICE % ("tokens_per_s", 0)),
+    gain_claim(
+        "throughput",
+        "tokens/s",
+        "1.42 to 11.21x",
+        1.42,
+        _TWICE
+        % ("tokens_per_s", 0)
+        + "; vLLM's iterations have {vllm_tokens:.0%} of the pivot, {vllm_within:.0%} are within 187 ms; ours have "
+        "{ours_tokens:.0%}",
+    ),
     gain_claim("requests", "requests/s", "1.54 to 10x", 1.54, _TWICE % ("requests_per_s", 2)),
     gain_claim("goodput", "tokens/s in time", "1.43 to 13.71x", 1.43, _TWICE % ("good_per_s", 0)),
     points_claim("slo", "increase of the share of tokens within their objectives", "37 to 90 % more", 0.37),
     points_claim(
-        "jct-slo", "increase of the share of requests that end within theirs", "34 to 93 % more", 0.34
+        "jct-slo",
+        "increase of the share of requests that end within theirs",
+        "34 to 93 % more",
+        0.34,
+        HOW
+        + f". Here {JOBS_RATE} requests/s arrive for {LONG_WINDOW_S} s, a fifth more than vLLM serves. The third with "
+        "the longest prompts are jobs, with windows of 30 to 120 s (assumed), and only these are counted",
     ),
     gain_claim(
         "jct",
         "reduction of the mean time to a request's end",
         "1.61 to 12.22x",
         1.61,
-        "{vllm:.2f}x less than vLLM, {sarathi:.2f}x than Sarathi ({jct_s:.0f} s, of those that ended; at "
+        "{vllm:.2f}x less than vLLM, {sarathi:.2f}x than Sarathi ({jct_s:.0f} s; at "
         f"{NEAR_RATE}/s {{accelgen_near_s:.1f}} s, vLLM {{vllm_near_s:.1f}}, Sarathi {{sarathi_near_s:.1f}})",
     ),
     Claim(
@@ -359,7 +420,7 @@ CLAIMS = [
 
 def measure_overhead(size: Size, seed: int) -> Mapping[str, Numbers]:
     window_s = size.scaled(90)
-    arrivals = with_objectives(ACCELGEN_MIX.arrivals(int(RATE * window_s), RATE, seed), seed)
+    arrivals = Load(SHORT_ANSWERS, RATE, window_s).arrivals(seed)
     made = scenario(timed.policy_name(timed.TimedAccelgen))
     plans = timed.plans_of(made, arrivals, until_s=window_s)
     complete = [each for each in made.simulate(arrivals, until_s=window_s).streams if each.is_complete]

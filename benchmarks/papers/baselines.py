@@ -1,4 +1,8 @@
-"""Baselines of the papers that only this benchmark needs, as policies for `--policy module:Class`."""
+"""Baselines of the papers that only this benchmark needs, as policies for `--policy module:Class`.
+
+The papers' vLLM, and what they built on it, drop the KV of a preempted request and compute it again. `AGAIN` says so
+for any policy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class RoundRobinPart(ColocatedPart):
         self._is_rt_next = True
 
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         for is_rt in (self._is_rt_next, not self._is_rt_next):
             num_left = at.num_tokens_left
             self._run(at, lambda request, is_rt=is_rt: request.is_rt == is_rt)  # type: ignore[misc]
@@ -67,5 +71,7 @@ class RoundRobin(Policy):
         return RoundRobinPart(limits, self.config)
 
 
+# The preemption mode of vLLM.
+AGAIN = "recompute"
 PROMPTS_FIRST = f"{__name__}:PromptsFirst"
 ROUND_ROBIN = f"{__name__}:RoundRobin"

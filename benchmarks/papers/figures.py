@@ -60,15 +60,6 @@ def loaded(lifetimes: Lifetimes) -> list[Iteration]:
     return [each for each in iterations(lifetimes) if each.end_s <= last_s]
 
 
-def kv_in_use(ran: Sequence[Iteration]) -> float:
-    """Returns the tokens of decoding requests, averaged over time."""
-    return sum(each.num_tokens * each.mean_length * each.duration_s for each in ran) / busy_s(ran)
-
-
-def busy_s(ran: Sequence[Iteration]) -> float:
-    return sum(each.duration_s for each in ran)
-
-
 def share_within(durations_s: Sequence[float], bound_s: float) -> float:
     return fmean(duration_s <= bound_s for duration_s in durations_s)
 

@@ -1,7 +1,7 @@
 """The papers' machines, as far as a profile is published: OPT-13B on A100, by DistServe's fits.
 
-Memory is that of the paper's machine, since it decides how many requests can run at once. The cost per token is always
-that of an A100 80 GB, even if the paper used another device.
+Memory is that of the paper's machine, since it decides how many requests can run at once. The cost per token is that of
+an A100 80 GB, even if the paper used another device. Only AccelGen's machine is slower, as measured there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Scenario
-from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost import CostModel, Line
 from alignedserve.timing.cost_presets import load_cost_model
 
 # Without deadlines: no policy hurries, and nothing is judged.
@@ -36,6 +36,19 @@ def with_kv(name: str, kv_bytes: float) -> CostModel:
     return replace(cost, num_kv_tokens=int(kv_bytes / cost.kv_bytes_per_token))
 
 
+def slower(cost: CostModel, times: float) -> CostModel:
+    """Returns the model of a device on which every iteration takes `times` as long."""
+    lines = [Line(line.fixed_s * times, line.token_s * times) for line in cost.decode_lines]
+    return replace(
+        cost,
+        prefill_fixed_s=cost.prefill_fixed_s * times,
+        prefill_token_s=cost.prefill_token_s * times,
+        prefill_attention_s=cost.prefill_attention_s * times,
+        decode_attention_s=cost.decode_attention_s * times,
+        decode_lines=lines,
+    )
+
+
 def colocated(
     cost: CostModel, slo: Slo = NEVER, num_instances: int = 1, max_model_len: int = 4096
 ) -> Scenario:
@@ -52,5 +65,5 @@ def colocated(
     )
 
 
-def scheduling(policy: str, prefill_window: int = 2, **knobs: float) -> SchedulingConfig:
+def scheduling(policy: str, prefill_window: int = 2, **knobs: float | str) -> SchedulingConfig:
     return SchedulingConfig(policy=policy, prefill_window=prefill_window, **knobs)  # type: ignore[arg-type]

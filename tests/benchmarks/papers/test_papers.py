@@ -8,21 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from benchmarks.papers import accelgen, baselines, bros, timed
+from alignedserve.sim.trace import Arrival, Lengths
+from benchmarks.papers import accelgen, aligned_serve, baselines, bros, timed
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Size, finding
 from benchmarks.papers.datasets import ACCELGEN_MIX, SHAREGPT
 from benchmarks.papers.figures import iterations, quantile
-from benchmarks.papers.machines import ONE_GPU, with_memory
+from benchmarks.papers.machines import ONE_GPU, slower, with_memory
 from benchmarks.papers.page import markdown, terminal
 from benchmarks.papers.record import Record
 from benchmarks.papers.run import tasks
 from benchmarks.papers.verdict import Verdict, gain
 
+ALISE_LATENCY = "reduction of the mean response latency, compared with order of arrival"
 CLAIM = Claim(
     "rate",
     "the rate",
@@ -50,7 +53,7 @@ def test_claims_have_names_of_their_own() -> None:
 def test_without_order_no_iteration_is_empty() -> None:
     """Far more comes than can be done, so that the instance is never idle for as long as a long prompt takes."""
     load = accelgen.Load(ACCELGEN_MIX, accelgen.RATE, 190)
-    ran = accelgen.scenario(accelgen.POLICIES["order"]).simulate(load.arrivals(seed=0), until_s=190)
+    ran = accelgen.scenario("order").simulate(load.arrivals(seed=0), until_s=190)
     assert max(each.end_s for each in iterations(ran.lifetimes)) > 188
 
 
@@ -75,7 +78,9 @@ def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
         baselines.PROMPTS_FIRST,
         baselines.ROUND_ROBIN,
         *accelgen.POLICIES.values(),
-        *bros.POLICIES.values(),
+        *(system.policy for system in bros.SYSTEMS.values()),
+        f"{bros.__name__}:WithoutSharing",
+        aligned_serve.MIXING.policy,
         timed.policy_name(timed.TimedBros),
     ],
 )
@@ -85,17 +90,17 @@ def test_baselines_and_ablations_are_policies(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=4)
-@pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
+@pytest.mark.parametrize("name", [*accelgen.POLICIES, baselines.PROMPTS_FIRST])
 def test_nothing_is_lost_without_a_method(name: str) -> None:
-    arrivals = accelgen.with_objectives(ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
+    arrivals = accelgen.Load(ACCELGEN_MIX, 1.0, 12, has_jobs=True).arrivals(seed=0)
     ran = accelgen.scenario(name).simulate(arrivals)
     assert all(stream.is_complete for stream in ran.streams)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [baselines.ROUND_ROBIN, "bros"])
-def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
-    ran = bros.run(policy, SHAREGPT, 2.0, 30.0, seed=0, size=4)
+@pytest.mark.parametrize("system", ["rr", "bros"])
+def test_a_job_of_best_effort_follows_the_last(system: str) -> None:
+    ran = bros.run(bros.SYSTEMS[system], SHAREGPT, 2.0, 30.0, seed=0, size=4)
     be = bros.of_class(ran, "be")
     starts = Counter(stream.request.arrival_s for stream in be)
     assert len(starts) > 2
@@ -104,6 +109,39 @@ def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
     # The second job begins when the fourth request has ended.
     assert sorted(starts)[1] == pytest.approx(ends[3], abs=0.01)
     assert bros.of_class(ran, "rt")
+
+
+@pytest.mark.parametrize("name", ["vllm", "rr"])
+def test_vllm_computes_again_what_it_preempts(name: str) -> None:
+    made = bros.SYSTEMS[name].scenario()
+    small = replace(made, cost=structs.replace(made.cost, num_kv_tokens=1600), max_model_len=1600)
+    ran = small.simulate([Arrival(0.0, Lengths(300, 200)) for _ in range(8)])
+    assert ran.pauses.dropped
+    assert not ran.pauses.evicted
+
+
+def test_longest_prompts_are_jobs_with_windows() -> None:
+    arrivals = accelgen.Load(ACCELGEN_MIX, 8.0, 100, has_jobs=True).arrivals(seed=0)
+    jobs = [each for each in arrivals if each.tier == "be"]
+    assert 0.3 < len(jobs) / len(arrivals) < 0.4
+    assert all(each.lengths.prompt > accelgen.JOB_TOKENS and each.window_s for each in jobs)
+    assert all(each.ttft_s and each.tbt_s for each in arrivals if each.tier == "rt")
+
+
+def test_an_iteration_waits_for_the_kv_of_requests_that_join() -> None:
+    """It comes over PCIe: a gigabyte for each request."""
+    lengths = [Lengths(1200, 60)] * 12
+    whole = aligned_serve.WITHOUT_P.scenario()
+    arrivals = aligned_serve.best_effort(lengths, 20.0, seed=0)
+    beside, waiting = (each.simulate(arrivals) for each in (whole, aligned_serve.paused(whole)))
+    longest_s = [max(each.duration_s for each in iterations(ran.lifetimes)) for ran in (beside, waiting)]
+    assert longest_s[1] > longest_s[0] + 1200 * whole.cost.kv_bytes_per_token / 25e9
+
+
+def test_a_slower_machine_takes_as_many_times_as_long() -> None:
+    cost = with_memory(ONE_GPU, 1, 40e9)
+    work = ([(0, 300), (512, 200)], [100, 700, 30])
+    assert slower(cost, 2.5).iteration(*work) == pytest.approx(2.5 * cost.iteration(*work))
 
 
 def test_memory_is_what_weights_leave() -> None:
@@ -120,15 +158,18 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
 def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     record = Record.at(tmp_path / "papers.json")
     record.begin({"command": "one", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     record.write()
     again = Record.at(record.path)
     again.begin({"command": "two", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
-    again.add("alise", "rate-alpaca", [{"vllm": 1.0, "fcfs": 2.0, "alise": 2.0}])
+    again.add("alise", "rate-alpaca", [{"vllm": 1.0, "vllm_rate": 2.0, "alise": 2.0}])
     assert [run["command"] for run in again.runs] == ["two"]
     (found,) = again.findings()
     assert found.verdict is Verdict.REFUTED
-    assert "1.00x" in markdown([found], again.runs)
+    page = markdown([found], again.runs)
+    assert "1.00x" in page
+    assert "Not measured yet" in page
+    assert f"- {ALISE_LATENCY}" in page
 
 
 @pytest.mark.slow
@@ -150,7 +191,7 @@ def test_what_was_measured_is_known() -> None:
     todo = {task.place: task for task in tasks(["alise"], Size(is_quick=True, seeds=1))}
     rate, *others = todo.values()
     assert not record.has(rate)
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert record.has(rate)
     assert not any(map(record.has, others))
     record.runs[0]["command"] = "one --quick"
@@ -161,9 +202,9 @@ def test_what_was_measured_is_known() -> None:
 def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -> None:
     record = Record.at(tmp_path / "papers.json")
     record.begin({"command": "one"})
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0}])
     assert record.findings() == []
-    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert [found.claim for found in record.findings()] == ["rate-alpaca"]
 
 
