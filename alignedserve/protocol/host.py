@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from alignedserve.protocol.messages import Message
+
 
 class Timer(Protocol):
     def cancel(self) -> None:
@@ -19,6 +21,27 @@ class Host(Protocol):
 
     def after(self, seconds: float, action: Callable[[], object]) -> Timer:
         """Calls the action in the process that runs now, unless that has ended by then."""
+
+
+class Link(Protocol):
+    """One end of a connection."""
+
+    # The other end's name, for logs.
+    name: str
+    # Pings since anything last arrived, counted by the end that pings.
+    num_unanswered: int
+
+    def send(self, message: Message) -> None:
+        """Sends the message. Does nothing after the connection is closed."""
+
+    def limit(self, max_frame_bytes: int) -> None:
+        """Sets the most bytes in each frame that is received from now on."""
+
+    def close(self) -> None:
+        """Closes the connection after sending the pending messages. Safe to repeat."""
+
+    def abort(self) -> None:
+        """Closes the connection at once. Pending messages may be lost."""
 
 
 class LiveHost:

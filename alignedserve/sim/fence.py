@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from alignedserve.protocol.host import Timer
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.world import World
 
@@ -32,11 +29,3 @@ class SimProcesses:
     def _users(self, segment: str) -> list[SimProcess]:
         processes = self._world.processes.values()
         return [each for each in processes if segment and each.is_up and each.maps(segment)]
-
-
-class SimRouterHost(SimProcesses):
-    def now(self) -> float:
-        return self._world.clock.now
-
-    def after(self, seconds: float, action: Callable[[], object]) -> Timer:
-        return self._world.clock.after(seconds, action)

@@ -18,7 +18,7 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.sim import model
-from alignedserve.sim.network import Connection
+from alignedserve.sim.network import SimLink
 from alignedserve.sim.process import SimProcess
 from alignedserve.types import InstanceId, RequestKey
 
@@ -94,7 +94,7 @@ class SimGateway(SimProcess):
 
     # ---- the router ----
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: SimLink) -> None:
         super().connected(connection)
         for stream in self.open.values():
             self._send_submit(stream)

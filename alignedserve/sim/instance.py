@@ -28,7 +28,7 @@ from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
 from alignedserve.sim.host_links import Ports
-from alignedserve.sim.network import Connection
+from alignedserve.sim.network import SimLink
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
 from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
@@ -122,7 +122,7 @@ class SimInstance(SimProcess):
         self._connection = None
         self._post(Down(lambda: self.world.router.connect(self)))
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: SimLink) -> None:
         super().connected(connection)
         self._num_connections += 1
         self._post(Up(self._num_connections))
@@ -289,13 +289,13 @@ class SimChanging(SimPrefill):
         worker = self._begin_role()
         return worker, self._hello_of(worker)
 
-    def _say_hello(self, connection: Connection | None) -> None:
+    def _say_hello(self, connection: SimLink | None) -> None:
         """Sends Hello, unless that connection is gone: it then sends Hello on the next one."""
         if connection is self._connection:
             self._is_changing = False
             self.send(self.hello())
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: SimLink) -> None:
         self._is_changing = False
         super().connected(connection)
 

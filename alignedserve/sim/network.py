@@ -1,4 +1,4 @@
-"""Connections to the router in virtual time.
+"""Connections in virtual time.
 
 Messages of one end arrive at the other, in order, each after a latency. Messages that a process sent just before its
 death arrive too, followed by the notice of its death. A closed end receives nothing more.
@@ -8,133 +8,103 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import cast
 
-from alignedserve.protocol.messages import AnyMessage
+from alignedserve.protocol.host import Link
+from alignedserve.protocol.messages import AnyMessage, Message
 from alignedserve.sim.clock import Clock
+from alignedserve.sim.host import SimHost
 
 Latency = Callable[[], float]
 # Returns the message after encoding and decoding.
 Encode = Callable[[AnyMessage], AnyMessage]
 
 
-class Receiver(Protocol):
-    @property
-    def is_hung(self) -> bool: ...
+class SimLink:
+    """One end of a connection, in the process of its host."""
 
-    def when_awake(self, action: Callable[[], None]) -> None: ...
-
-
-class Client(Receiver, Protocol):
-    def heard(self, connection: Connection, message: AnyMessage) -> None: ...
-
-    def router_closed(self) -> None: ...
-
-
-class Hub(Receiver, Protocol):
-    def received(self, connection: Connection, message: AnyMessage) -> None: ...
-
-    def client_closed(self, connection: Connection) -> None: ...
-
-
-class Connection:
-    def __init__(
-        self, clock: Clock, up: Latency, down: Latency, client: Client, hub: Hub, encode: Encode
-    ) -> None:
-        """`up` and `down` return the seconds that the next message to the hub, or to the client, takes."""
-        self._client = client
-        self._hub = hub
-        self._encode = encode
-        self._up = _Lane(clock, up, hub, self._at_hub)
-        self._down = _Lane(clock, down, client, self._at_client)
-        self._client_listens = True
-        self._hub_listens = True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the hub has closed it, even if the client has not noticed yet."""
-        return not self._hub_listens
-
-    def to_hub(self, message: AnyMessage) -> None:
-        self._up.send(self._encode(message))
-
-    def to_client(self, message: AnyMessage) -> None:
-        self._down.send(self._encode(message))
-
-    def close_by_client(self) -> None:
-        self._client_listens = False
-        self._up.send(None)
-
-    def close_by_hub(self) -> None:
-        self._hub_listens = False
-        self._down.send(None)
-
-    def cut(self) -> None:
-        """Cuts the connection, and loses all messages on their way. Both ends are notified."""
-        self._up.cut()
-        self._down.cut()
-
-    def cut_by_hub(self) -> None:
-        """Closes the hub's end, and loses all messages on their way. The client is notified."""
-        self._hub_listens = False
-        self._down.cut()
-
-    def cut_by_client(self) -> None:
-        self._client_listens = False
-        self._up.cut()
-
-    def _at_hub(self, message: AnyMessage | None) -> None:
-        if not self._hub_listens:
-            return
-        if message is None:
-            self._hub_listens = False
-            self._hub.client_closed(self)
-        else:
-            self._hub.received(self, message)
-
-    def _at_client(self, message: AnyMessage | None) -> None:
-        if not self._client_listens:
-            return
-        if message is None:
-            self._client_listens = False
-            self._client.router_closed()
-        else:
-            self._client.heard(self, message)
-
-
-class _Lane:
-    """One direction of a connection. None is the last item that is sent."""
+    # The other end.
+    other: SimLink
 
     def __init__(
         self,
         clock: Clock,
+        host: SimHost,
         latency: Latency,
-        receiver: Receiver,
-        take: Callable[[AnyMessage | None], None],
+        encode: Encode,
+        on_message: Callable[[Link, AnyMessage], None],
+        on_closed: Callable[[Link], None],
     ) -> None:
-        """`take` is called with each message when the receiver is awake."""
+        """`latency` returns the seconds that the next message to the other end takes."""
+        self.name = "a stranger"
+        self.num_unanswered = 0
+        self.is_open = True
         self._clock = clock
+        self._host = host
         self._latency = latency
-        self._receiver = receiver
-        self._take = take
+        self._encode = encode
+        self._on_message = on_message
+        self._on_closed = on_closed
         self._last_arrival_s = 0.0
+        # Messages that were sent before the last cut are lost.
         self._num_cuts = 0
+        host.links[self] = None
 
-    def send(self, message: AnyMessage | None) -> None:
-        arrival_s = self._clock.now + self._latency()
-        if arrival_s > self._last_arrival_s:
-            self._last_arrival_s = arrival_s
-        self._clock.at(self._last_arrival_s, partial(self._arrive, message, self._num_cuts))
+    @property
+    def is_over(self) -> bool:
+        """Whether the other end has closed the connection, even if this end has not noticed yet."""
+        return not self.other.is_open
+
+    def send(self, message: Message) -> None:
+        if self.is_open:
+            self._put(self._encode(cast(AnyMessage, message)))
+
+    def limit(self, max_frame_bytes: int) -> None:
+        """Does nothing, because there are no frames."""
+
+    def close(self) -> None:
+        if self.is_open:
+            self._put(None)
+            self._end()
+
+    def abort(self) -> None:
+        if self.is_open:
+            self._lose()
+            self._end()
 
     def cut(self) -> None:
-        """Drops messages on their way. The notice that the connection is closed still arrives."""
+        """Cuts the connection, and loses all messages on their way. Both ends are notified."""
+        self._lose()
+        self.other._lose()
+
+    def _put(self, message: AnyMessage | None) -> None:
+        """None is the last item."""
+        self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
+        self._clock.at(self._last_arrival_s, partial(self.other._arrive, message, self._num_cuts))
+
+    def _lose(self) -> None:
+        """Loses messages on their way to the other end. It is notified that the connection is closed."""
         self._num_cuts += 1
-        self.send(None)
+        self._put(None)
 
     def _arrive(self, message: AnyMessage | None, num_cuts: int) -> None:
-        if num_cuts != self._num_cuts:
+        if num_cuts != self.other._num_cuts:
             return
-        if self._receiver.is_hung:
-            self._receiver.when_awake(partial(self._take, message))
+        if self._host.is_hung:
+            self._host.when_awake(partial(self._take, message))
         else:
             self._take(message)
+
+    def _take(self, message: AnyMessage | None) -> None:
+        if not self.is_open:
+            return
+        if message is None:
+            self._end()
+        else:
+            self.num_unanswered = 0
+            self._on_message(self, message)
+
+    def _end(self) -> None:
+        self.is_open = False
+        del self._host.links[self]
+        self._host.after(0.0, partial(self._on_closed, self))

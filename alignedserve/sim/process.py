@@ -1,19 +1,16 @@
-"""A process of the simulated island: it starts with a new epoch, holds one connection to the router, and can be killed.
-
-Nothing outlives a life of the process: timers of a killed process do not fire.
-"""
+"""A process of the simulated island: it starts with a new epoch, holds one connection to the router, and can be
+killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.connection import NUM_PINGS
+from alignedserve.protocol.host import Link
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Ping, Pong, Welcome
-from alignedserve.sim.clock import LocalClock, Timer
-from alignedserve.sim.hanging import CanHang
-from alignedserve.sim.network import Connection
+from alignedserve.sim.host import SimHost
+from alignedserve.sim.network import SimLink
 from alignedserve.types import Epoch, InstanceId
 
 if TYPE_CHECKING:
@@ -24,17 +21,16 @@ if TYPE_CHECKING:
 _FIRST_PID = 1000
 
 
-class SimProcess(CanHang):
+class SimProcess(SimHost):
     role: str
 
     def __init__(self, world: World, instance_id: InstanceId) -> None:
-        super().__init__(LocalClock(world.clock))
+        super().__init__(world.clock)
         self.world = world
         self.instance_id = instance_id
         self.epoch = Epoch(0)
         self.is_up = False
-        self._life = 0
-        self._connection: Connection | None = None
+        self._connection: SimLink | None = None
         # Checks since the router last sent anything.
         self._num_silent = 0
 
@@ -69,13 +65,10 @@ class SimProcess(CanHang):
         self.world.router.connect(self)
 
     def kill(self) -> None:
-        self.end_life()
-        self.forget_held()
+        super().kill()
         self.is_up = False
         self.world.router.forget(self)
-        if self._connection:
-            self._connection.close_by_client()
-            self._connection = None
+        self._connection = None
 
     def router_closed(self) -> None:
         self.end_life()
@@ -83,34 +76,18 @@ class SimProcess(CanHang):
         self.begin()
         self.world.router.connect(self)
 
-    def end_life(self) -> None:
-        self._life += 1
-
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: SimLink) -> None:
         self._connection = connection
         self._num_silent = 0
         self.send(self.hello())
 
     def send(self, message: AnyMessage) -> None:
         if self._connection:
-            self._connection.to_hub(message)
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        return self.world.clock.after(delay_s, partial(self._act_awake, self._life, action))
-
-    def _act_awake(self, life: int, action: Callable[[], None]) -> None:
-        if self.is_hung:
-            self.when_awake(partial(self._act, life, action))
-        elif self._life == life:
-            action()
-
-    def _act(self, life: int, action: Callable[[], None]) -> None:
-        if self._life == life:
-            action()
+            self._connection.send(message)
 
     # ---- the connection, as in alignedserve/protocol/connection.py ----
 
-    def heard(self, connection: Connection, message: AnyMessage) -> None:
+    def heard(self, connection: Link, message: AnyMessage) -> None:
         self._num_silent = 0
         if isinstance(message, Ping):
             self.send(Pong())
@@ -119,17 +96,19 @@ class SimProcess(CanHang):
             self._watch(connection, message.silence_s / NUM_PINGS)
         self.received(message)
 
-    def _watch(self, connection: Connection, watch_s: float) -> None:
+    def lost(self, connection: Link) -> None:
+        if connection is self._connection:
+            self.router_closed()
+
+    def _watch(self, connection: Link, watch_s: float) -> None:
         """Checks whether the router has sent anything. Counts checks, not seconds."""
         if connection is not self._connection:
             return
         if self._num_silent > NUM_PINGS:
-            connection.cut_by_client()
-            self.router_closed()
+            connection.abort()
             return
         self._num_silent += 1
-        look = partial(self._watch, connection, watch_s)
-        self.world.clock.after(watch_s, lambda: self.when_awake(look))
+        self.after(watch_s, partial(self._watch, connection, watch_s))
 
     def cut(self) -> None:
         """Cuts its connection, and loses all messages on their way."""

@@ -96,7 +96,7 @@ class LiveRouter:
 
     def forget(self, process: SimProcess) -> None:
         if link := self._links.pop(process.instance_id, None):
-            link.close_by_client()
+            link.virtual.kill()
 
     def connection_of(self, process: SimProcess) -> VirtualProcess | None:
         link = self._links.get(process.instance_id)
@@ -162,14 +162,11 @@ class _Link:
 
     # ---- what the process sends ----
 
-    def to_hub(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Hello):
             self._hello = message
         else:
             self._link.send(message)
-
-    def close_by_client(self) -> None:
-        self.virtual.kill()
 
     def process_has_dropped(self) -> None:
         self._dropped.set()
