@@ -3,14 +3,14 @@ killed."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
-from alignedserve.protocol.connection import NUM_PINGS
-from alignedserve.protocol.host import Link
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Ping, Pong, Welcome
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import ConnectionHandler, RouterConnection
+from alignedserve.protocol.host import Connecting
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.host import SimHost
-from alignedserve.sim.network import SimLink
 from alignedserve.types import Epoch, InstanceId
 
 if TYPE_CHECKING:
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 # Greater than the ids of all other processes of a simulation.
 _FIRST_PID = 1000
+# An island has one router.
+_ADDRESS = RouterAddress("router", 1, "")
 
 
 class SimProcess(SimHost):
     role: str
+    # Whether it connects again only after it has dropped all orders.
+    drops_orders: ClassVar[bool] = False
 
     def __init__(self, world: World, instance_id: InstanceId) -> None:
         super().__init__(world.clock)
@@ -30,20 +34,25 @@ class SimProcess(SimHost):
         self.instance_id = instance_id
         self.epoch = Epoch(0)
         self.is_up = False
-        self._connection: SimLink | None = None
-        # Checks since the router last sent anything.
-        self._num_silent = 0
+        self._link: RouterConnection
 
     # ---- what each role defines ----
 
-    def begin(self) -> None:
-        """Starts a new life, or continues after the router's death: nothing is left of earlier orders."""
+    def begin(self) -> ConnectionHandler:
+        """Starts a new life. Returns what handles the connection to the router."""
+        return self
 
     def hello(self) -> Hello:
         return self.make_hello(InstanceLimits())
 
-    def received(self, message: AnyMessage) -> None:
+    def on_up(self, welcome: Welcome) -> None:
+        pass
+
+    def on_message(self, message: AnyMessage) -> None:
         raise NotImplementedError
+
+    def on_down(self) -> None:
+        pass
 
     def maps(self, segment: str) -> bool:
         """Returns whether it could write to this segment."""
@@ -61,59 +70,25 @@ class SimProcess(SimHost):
             raise RuntimeError(f"{self.instance_id} is started, but is up with epoch {self.epoch}")
         self.is_up = True
         self.epoch = self.world.next_epoch()
-        self.begin()
-        self.world.router.connect(self)
+        self._link = RouterConnection(_ADDRESS, self.hello, self.begin(), self.drops_orders, self)
+        self._link.begin()
 
     def kill(self) -> None:
         super().kill()
         self.is_up = False
         self.world.router.forget(self)
-        self._connection = None
 
-    def router_closed(self) -> None:
-        self.end_life()
-        self._connection = None
-        self.begin()
-        self.world.router.connect(self)
+    def connect(self, address: RouterAddress, hello: Callable[[], Hello], process: Connecting) -> None:
+        self.world.router.connect(self, hello, process)
 
-    def connected(self, connection: SimLink) -> None:
-        self._connection = connection
-        self._num_silent = 0
-        self.send(self.hello())
-
-    def send(self, message: AnyMessage) -> None:
-        if self._connection:
-            self._connection.send(message)
-
-    # ---- the connection, as in alignedserve/protocol/connection.py ----
-
-    def heard(self, connection: Link, message: AnyMessage) -> None:
-        self._num_silent = 0
-        if isinstance(message, Ping):
-            self.send(Pong())
-            return
-        if isinstance(message, Welcome) and self.world.has_pings and message.silence_s:
-            self._watch(connection, message.silence_s / NUM_PINGS)
-        self.received(message)
-
-    def lost(self, connection: Link) -> None:
-        if connection is self._connection:
-            self.router_closed()
-
-    def _watch(self, connection: Link, watch_s: float) -> None:
-        """Checks whether the router has sent anything. Counts checks, not seconds."""
-        if connection is not self._connection:
-            return
-        if self._num_silent > NUM_PINGS:
-            connection.abort()
-            return
-        self._num_silent += 1
-        self.after(watch_s, partial(self._watch, connection, watch_s))
+    def send(self, message: Message) -> None:
+        if self.is_up:
+            self._link.send(message)
 
     def cut(self) -> None:
         """Cuts its connection, and loses all messages on their way."""
-        if self._connection:
-            self._connection.cut()
+        for link in self.links:
+            link.cut()
 
     def make_hello(self, limits: InstanceLimits) -> Hello:
         return Hello(

@@ -6,18 +6,43 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from alignedserve.protocol.host import Connecting
+from alignedserve.protocol.messages import Hello
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Observer
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
-from alignedserve.sim.fence import SimProcesses
-from alignedserve.sim.host import SimHost
-from alignedserve.sim.network import SimLink
+from alignedserve.sim.host import SimHost, SimLink
 from alignedserve.sim.process import SimProcess
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import Epoch
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
+
+
+class SimProcesses:
+    """The processes of an island, as its router sees them: the part of a `RouterHost` that answers for them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def is_user(self, pid: int, segment: str) -> bool:
+        return pid in self.users_of(segment)
+
+    def users_of(self, segment: str) -> list[int]:
+        return [process.pid for process in self._users(segment)]
+
+    def kill_user(self, pid: int, segment: str) -> bool:
+        for process in self._users(segment):
+            if process.pid == pid:
+                process.kill()
+                self._world.fenced(process)
+                return True
+        return False
+
+    def _users(self, segment: str) -> list[SimProcess]:
+        processes = self._world.processes.values()
+        return [each for each in processes if segment and each.is_up and each.maps(segment)]
 
 
 class RouterProcess(SimHost, SimProcesses):
@@ -30,8 +55,6 @@ class RouterProcess(SimHost, SimProcesses):
         # Returns the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
         self._server: RouterServer
-        # Processes that connect when the router is up.
-        self._waiting: dict[InstanceId, SimProcess] = {}
 
     @property
     def is_up(self) -> bool:
@@ -47,21 +70,16 @@ class RouterProcess(SimHost, SimProcesses):
         log = self.make_log(epoch) if self.make_log else None
         self._server = RouterServer(self.core, epoch, "", roles, log, host=self)
         self._server.observers = self.observers
-        waiting, self._waiting = self._waiting, {}
-        for process in waiting.values():
-            self.connect(process)
         self._tick()
-        if world.has_pings:
-            self._server.hub.ping()
+        self._server.hub.ping()
 
     def kill(self) -> None:
         super().kill()
         self.core = None
 
-    def connect(self, process: SimProcess) -> None:
-        """Connects the process now, or when the router is up."""
+    def connect(self, process: SimProcess, hello: Callable[[], Hello], handler: Connecting) -> None:
         if self.core is None:
-            self._waiting[process.instance_id] = process
+            handler.lost(None)
             return
         world, hub = self._world, self._server.hub
 
@@ -69,15 +87,19 @@ class RouterProcess(SimHost, SimProcesses):
             seconds = world.faults.latency(process.instance_id, is_up)
             return world.latency() if seconds is None else seconds
 
-        up, down = partial(latency, True), partial(latency, False)
-        theirs = SimLink(world.clock, process, up, world.encode, process.heard, process.lost)
-        ours = SimLink(world.clock, self, down, world.encode, hub.received, hub.lost)
+        theirs = SimLink(process, partial(latency, True), world.encode, handler.received, handler.lost)
+        ours = SimLink(self, partial(latency, False), world.encode, hub.received, hub.lost)
         theirs.other, ours.other = ours, theirs
-        hub.opened(ours)
-        process.connected(theirs)
+        self.when_awake(partial(hub.opened, ours))
+        handler.opened(theirs)
+        theirs.send(hello())
+
+    def has_left(self, process: SimProcess) -> bool:
+        """Returns whether it has closed the process's connection, even if the process has not noticed yet."""
+        return all(link.is_over for link in process.links)
 
     def forget(self, process: SimProcess) -> None:
-        self._waiting.pop(process.instance_id, None)
+        """Does nothing: the process's host has closed its connection."""
 
     def _tick(self) -> None:
         self._server.tick()
