@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 from alignedserve.protocol.host import Link
 from alignedserve.protocol.messages import AnyMessage, Message
@@ -22,6 +22,16 @@ Latency = Callable[[], float]
 Encode = Callable[[AnyMessage], AnyMessage]
 
 
+class Part(Protocol):
+    """What else belongs to a process."""
+
+    def hang(self) -> None: ...
+
+    def wake_up(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class SimHost:
     def __init__(self, clock: Clock) -> None:
         self.local_clock = LocalClock(clock)
@@ -29,6 +39,8 @@ class SimHost:
         self.is_hung = False
         # Its open ends of connections, the oldest first.
         self.links: dict[SimLink, None] = {}
+        # What hangs and dies with it.
+        self.parts: list[Part] = []
         self.clock = clock
         self._life = 0
         # Events that are handled when it wakes up, in this order.
@@ -58,6 +70,8 @@ class SimHost:
         """Hangs the process and stops its clock, as when a machine is suspended. Safe to repeat."""
         self.is_hung = True
         self.local_clock.stand_still(True)
+        for part in self.parts:
+            part.hang()
 
     def wake_up(self) -> None:
         """Safe to repeat."""
@@ -66,11 +80,16 @@ class SimHost:
         held, self._held = self._held, []
         for action in held:
             action()
+        for part in self.parts:
+            part.wake_up()
 
     def kill(self) -> None:
         """Ends the process. Its next life begins awake."""
         for link in list(self.links):
             link.close()
+        for part in self.parts:
+            part.kill()
+        self.parts.clear()
         self._life += 1
         self._held.clear()
         self.is_hung = False

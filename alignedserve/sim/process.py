@@ -76,7 +76,6 @@ class SimProcess(SimHost):
     def kill(self) -> None:
         super().kill()
         self.is_up = False
-        self.world.router.forget(self)
 
     def connect(self, address: RouterAddress, hello: Callable[[], Hello], process: Connecting) -> None:
         self.world.router.connect(self, hello, process)

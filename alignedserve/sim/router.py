@@ -98,9 +98,6 @@ class RouterProcess(SimHost, SimProcesses):
         """Returns whether it has closed the process's connection, even if the process has not noticed yet."""
         return all(link.is_over for link in process.links)
 
-    def forget(self, process: SimProcess) -> None:
-        """Does nothing: the process's host has closed its connection."""
-
     def _tick(self) -> None:
         self._server.tick()
         self.after(self._world.tick_s, self._tick)

@@ -89,8 +89,9 @@ class LiveRouter:
 
     def connect(self, process: SimProcess, hello: Callable[[], Hello], handler: Connecting) -> None:
         name = process.instance_id
-        if name not in self._sockets:
+        if not process.parts:
             self._sockets[name] = self._loop.new_process(f"{self._address.host}/{name}")
+            process.parts.append(self._sockets[name])
         context = self._sockets[name].context
         self._loop.call_soon(self._host.connect, self._address, hello, handler, context=context)
 
@@ -100,13 +101,6 @@ class LiveRouter:
         ours = [each for each in connections if each.owner is owner]
         return not ours or ours[-1].server.is_over
 
-    def forget(self, process: SimProcess) -> None:
-        if sockets := self._sockets.pop(process.instance_id, None):
-            sockets.kill()
-
-    def sockets_of(self, process: SimProcess) -> VirtualProcess | None:
-        return self._sockets.get(process.instance_id)
-
 
 class _RouterHost(SimProcesses, LiveHost):
     """The virtual loop's clock, and the island's processes."""
@@ -114,33 +108,6 @@ class _RouterHost(SimProcesses, LiveHost):
     def __init__(self, world: World) -> None:
         SimProcesses.__init__(self, world)
         LiveHost.__init__(self)
-
-
-class LinkedProcess:
-    """A simulated process of an island, with its connection."""
-
-    def __init__(self, process: SimProcess, router: LiveRouter) -> None:
-        self.start, self.kill = process.start, process.kill
-        self._process = process
-        self._router = router
-
-    @property
-    def is_up(self) -> bool:
-        return self._process.is_up
-
-    @property
-    def is_hung(self) -> bool:
-        return self._process.is_hung
-
-    def hang(self) -> None:
-        self._process.hang()
-        if sockets := self._router.sockets_of(self._process):
-            sockets.hang()
-
-    def wake_up(self) -> None:
-        self._process.wake_up()
-        if sockets := self._router.sockets_of(self._process):
-            sockets.wake_up()
 
 
 def watched(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
