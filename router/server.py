@@ -1,4 +1,4 @@
-"""The asyncio shell around the pure core: connections become events, orders go out on connections.
+"""The shell around the pure core, live and in virtual time: messages become events, and orders go out on connections.
 
 Messages about processes rather than requests (status, shutdown) are answered here and never reach the core.
 """
@@ -91,7 +91,7 @@ class RouterServer:
         # Called after each step of the core.
         self.observers: list[Observer] = []
         members = self._expected | dict.fromkeys(gateways, "gateway") | {LAUNCHER: "launcher"}
-        self._hub = Hub(
+        self.hub = Hub(
             token,
             self,
             router.state.config.silence_s,
@@ -99,6 +99,7 @@ class RouterServer:
             members,
             self._puts_off,
             ROLES_THAT_CHANGE if router.state.config.change_roles else (),
+            self._host,
         )
         self._parting = Parting(router.state.config.silence_s, self._host)
         # The Hello of each connected process.
@@ -111,7 +112,7 @@ class RouterServer:
     async def listen(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError if it is taken."""
         self._over = asyncio.get_running_loop().create_future()
-        return await self._hub.listen(host, port)
+        return await self.hub.listen(host, port)
 
     async def listen_at(self, address: RouterAddress) -> None:
         """Raises OSError if another process listens there."""
@@ -119,14 +120,14 @@ class RouterServer:
             await self.listen(address.host, address.port)
             return
         self._over = asyncio.get_running_loop().create_future()
-        await self._hub.listen_unix(address.path)
+        await self.hub.listen_unix(address.path)
 
     async def run(self) -> None:
         """Runs until a launcher sends Stop, or `stop` is called. Raises any error of the core, because its state is
         unreliable after that."""
         assert self._over, "listen first"
         tasks = [
-            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._repeat_tick()),
             asyncio.create_task(self._tell_load()),
             asyncio.create_task(collect_when_idle(lambda: self._router.is_idle)),
         ]
@@ -137,7 +138,7 @@ class RouterServer:
         finally:
             for task in [*tasks, *self._answering]:
                 task.cancel()
-            self._hub.close()
+            self.hub.close()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Ends `run` with the error of a task. Without its ticks the router would look healthy and decide nothing."""
@@ -146,8 +147,8 @@ class RouterServer:
 
     def stop(self) -> None:
         """Tells all processes to stop, and makes `run` return. Safe to repeat."""
-        for hello in self._hub:
-            self._hub.send(hello.instance_id, Stop())
+        for hello in self.hub:
+            self.hub.send(hello.instance_id, Stop())
         if self._over and not self._over.done():
             self._over.set_result(None)
 
@@ -187,7 +188,7 @@ class RouterServer:
             case AskCluster(ticket=ticket):
                 self._answer(hello.instance_id, ticket)
             case Echo():
-                self._hub.send(hello.instance_id, message)
+                self.hub.send(hello.instance_id, message)
             case Drain():
                 self._tell_all("gateway", message)
             case Stop():
@@ -199,10 +200,10 @@ class RouterServer:
 
     @property
     def _is_over(self) -> bool:
-        return self._over is None or self._over.done()
+        return self._over is not None and self._over.done()
 
     def _tell_core(self, event: Event) -> None:
-        if self._over is None or self._over.done():
+        if self._is_over:
             return
         try:
             now = self._host.now()
@@ -214,19 +215,24 @@ class RouterServer:
             for observe in self.observers:
                 observe(now, event, orders)
             for send in orders:
-                self._hub.send(send.to, send.message)
-            for remark in self._router.take_remarks():
-                logger.warning(remark)
+                self.hub.send(send.to, send.message)
         except Exception as error:
+            if self._over is None:
+                raise
             self._over.set_exception(error)
 
-    async def _tick(self) -> None:
+    def tick(self) -> None:
+        for hello in self._parting.take_gone():
+            self._tell_core(Closed(hello.instance_id, hello.epoch))
+        if not self._router.is_idle:
+            self._tell_core(Tick())
+
+    async def _repeat_tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for hello in self._parting.take_gone():
-                self._tell_core(Closed(hello.instance_id, hello.epoch))
-            if not self._router.is_idle:
-                self._tell_core(Tick())
+            self.tick()
+            for remark in self._router.take_remarks():
+                logger.warning(remark)
 
     async def _tell_load(self) -> None:
         meter = LoadMeter(self._router)
@@ -239,7 +245,7 @@ class RouterServer:
     def _answer(self, to: InstanceId, ticket: int) -> None:
         """Sends the status of the island."""
         if self._usage_of is None:
-            self._hub.send(to, self._describe(ticket))
+            self.hub.send(to, self._describe(ticket))
             return
         task = asyncio.create_task(self._answer_with_usage(to, ticket, self._usage_of))
         self._answering.add(task)
@@ -248,18 +254,18 @@ class RouterServer:
     async def _answer_with_usage(self, to: InstanceId, ticket: int, usage_of: UsageOf) -> None:
         pids = [
             self._me.pid,
-            *(hello.pid for hello in self._hub if hello.role not in ("gateway", "launcher")),
+            *(hello.pid for hello in self.hub if hello.role not in ("gateway", "launcher")),
         ]
         found = await asyncio.to_thread(lambda: {pid: usage_of(pid) for pid in pids})
-        self._hub.send(to, self._describe(ticket, found.get))
+        self.hub.send(to, self._describe(ticket, found.get))
 
     def _describe(self, ticket: int, usage_of: UsageOf = unknown_usage) -> Cluster:
-        return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket, usage_of)
+        return describe(self._router, self._me, self.hub, self._expected, self._pool_use, ticket, usage_of)
 
     def _tell_launchers(self) -> None:
         self._tell_all("launcher", self._describe(ticket=0))
 
     def _tell_all(self, role: str, message: AnyMessage) -> None:
-        for hello in self._hub:
+        for hello in self.hub:
             if hello.role == role:
-                self._hub.send(hello.instance_id, message)
+                self.hub.send(hello.instance_id, message)

@@ -162,7 +162,7 @@ class InstanceProcess(ABC):
             is_over=lambda: messenger.link.is_over,
         )
         thread = WorkerThread(loop, self._wake, messenger.stop_soon, self._be_nice)
-        link = RouterConnection(self._config.router, self._last_hello, messenger, messenger.until_dropped)
+        link = RouterConnection(self._config.router, self._last_hello, messenger, waits=True)
         messenger.start(thread, link)
         try:
             await messenger.link.run()
@@ -213,9 +213,6 @@ class _Messenger:
     def __init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._num_connections = 0
-        # Set while no state of an earlier connection is left. A router that receives Hello relies on that.
-        self._dropped = asyncio.Event()
-        self._dropped.set()
 
     def start(self, thread: WorkerThread, link: RouterConnection) -> None:
         self._thread, self.link = thread, link
@@ -234,11 +231,8 @@ class _Messenger:
             self._thread.post(message)
 
     def on_down(self) -> None:
-        self._dropped.clear()
+        # A router that receives Hello relies on it that no state of an earlier connection is left.
         self._thread.post(Down(self._have_dropped))
-
-    async def until_dropped(self) -> None:
-        await self._dropped.wait()
 
     def _send(self, connection: int, messages: list[AnyMessage]) -> None:
         if connection == self._num_connections:
@@ -251,7 +245,7 @@ class _Messenger:
         self._event_loop.call_soon_threadsafe(self._send, connection, messages)
 
     def _have_dropped(self) -> None:
-        self._event_loop.call_soon_threadsafe(self._dropped.set)
+        self._event_loop.call_soon_threadsafe(self.link.resume)
 
     def stop_soon(self) -> None:
         self._event_loop.call_soon_threadsafe(self.link.stop)

@@ -14,14 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.frames import frame
-from alignedserve.protocol.handshake import ClientHandshake
+from alignedserve.protocol.host import ClientHost, Link, LiveHost, Timer
 from alignedserve.protocol.messages import AnyMessage, Hello, Message, Ping, Pong, Refused, Stop, Welcome
-from alignedserve.protocol.peer import Peer
 from alignedserve.types import Epoch
 
 logger = logging.getLogger(__name__)
@@ -55,26 +53,31 @@ class RouterConnection:
         address: RouterAddress,
         hello: Callable[[], Hello],
         handler: ConnectionHandler,
-        until_ready: Callable[[], Awaitable[object]] | None = None,
+        waits: bool = False,
+        host: ClientHost | None = None,
     ) -> None:
         """`hello` is called once per connection, because a pool's Hello lists what the pool holds at that moment.
-        `until_ready` is awaited before each connection."""
-        self._until_ready = until_ready
+        `waits`: after `on_down`, connects again only when `resume` is called."""
         self._address = address
         self._hello = hello
         self._handler = handler
-        self._peer: Peer | None = None
+        self._waits = waits
+        self._host = host or LiveHost()
+        self._link: Link | None = None
         self._is_up = False
+        self._is_waiting = False
         self._is_stopped = False
         # Whether the router has sent Stop.
         self.was_told_to_stop = False
-        # Set when the connection, or the wait for the next one, is over.
-        self._over = asyncio.Event()
-        self._error: Exception | None = None
+        self._retry_s = _FIRST_RETRY_S
+        # The next attempt to connect. While connected: the next check of the router.
+        self._timer: Timer | None = None
         # Seconds between two checks whether the router has sent anything, and the number of checks since it last had.
         self._watch_s = 0.0
         self._num_silent = 0
-        self._watching: asyncio.TimerHandle | None = None
+        # Set when `run` is over.
+        self._ended: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
 
     @property
     def is_up(self) -> bool:
@@ -84,100 +87,82 @@ class RouterConnection:
     def is_over(self) -> bool:
         """Whether the router has closed the connection, even if this process has not processed that yet. Safe on any
         thread."""
-        peer = self._peer
-        return peer is None or peer.is_over
+        link = self._link
+        return link is None or link.is_over
 
     def send(self, message: Message) -> None:
         """Sends the message. It is lost while there is no connection. Must be called in the event loop's thread."""
-        if self._peer:
-            self._peer.send(message)
+        if self._link:
+            self._link.send(message)
 
     def stop(self) -> None:
         """Makes `run` return. Safe to repeat. Must be called in the event loop's thread."""
         self._is_stopped = True
-        self._over.set()
+        if self._ended and not self._ended.done():
+            self._ended.set_result(None)
 
     async def run(self) -> None:
         """Runs until the router or `stop` ends it. Raises RefusedByRouter, and any error of the handler."""
-        retry_s = _FIRST_RETRY_S
-        while not self._is_stopped:
-            if self._until_ready:
-                await self._ready_or_over(self._until_ready())
-                if self._is_stopped:
-                    break
-            if await self._connect() and await self._until_over():
-                retry_s = _FIRST_RETRY_S
-            else:
-                await self._pause(retry_s)
-                retry_s = min(2 * retry_s, _MAX_RETRY_S)
-            if self._error:
-                raise self._error
-
+        self._ended = asyncio.get_running_loop().create_future()
+        try:
+            if not self._is_stopped:
+                self.begin()
+                await self._ended
+        finally:
+            self._is_stopped = True
+            self._cancel_timer()
+        self._disconnect()
         if self._error:
             raise self._error
 
-    async def _ready_or_over(self, ready: Awaitable[object]) -> None:
-        tasks = {asyncio.ensure_future(ready), asyncio.ensure_future(self._over.wait())}
-        _, unfinished = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in unfinished:
-            task.cancel()
+    def begin(self) -> None:
+        """Connects, and again after each loss of the connection. `run` begins it too."""
+        self._host.connect(self._address, self._hello, self)
 
-    async def _connect(self) -> bool:
-        try:
-            transport, peer = await self._create_connection()
-        except OSError:
-            return False
-        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
-            # TCP can connect a socket to itself, if its own port happens to be the one that it connects to.
-            transport.abort()
-            return False
-        if not peer.is_open:
-            return False
-        peer.name = "the router"
-        self._peer = peer
-        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._end_without_welcome, peer)
-        return True
+    def resume(self) -> None:
+        """Connects again, after `on_down`. Safe to repeat."""
+        if self._is_waiting and not self._is_stopped:
+            self._is_waiting = False
+            self.begin()
 
-    async def _create_connection(self) -> tuple[asyncio.Transport, Peer]:
-        loop, address = asyncio.get_running_loop(), self._address
-        if address.path is not None:
-            return await loop.create_unix_connection(self._new_peer, address.path)
-        return await loop.create_connection(self._new_peer, address.host, address.port)
+    # ---- callbacks of the host ----
 
-    def _new_peer(self) -> Peer:
-        handshake = ClientHandshake(self._address.token, lambda: frame(self._hello()))
-        return Peer(handshake, self._message, self._closed)
-
-    def _end_without_welcome(self, peer: Peer) -> None:
-        """Closes a connection on which no Welcome has arrived. It may have died silently, and silence is only detected
-        after the Welcome."""
-        if peer is self._peer and not self._is_up:
-            logger.warning("no welcome from the router within %g s: connecting again", HANDSHAKE_TIMEOUT_S)
-            peer.abort()
-
-    async def _until_over(self) -> bool:
-        """Waits until the connection is over. Returns whether it was to the router."""
-        await self._over.wait()
-        was_routers = self._peer is not None and self._peer.is_proven
-        self._disconnect()
-        if not self._is_stopped:
-            self._over.clear()
-        return was_routers
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._over.wait(), seconds)
-        except TimeoutError:
+    def opened(self, link: Link) -> None:
+        if self._is_stopped:
+            link.abort()
             return
+        link.name = "the router"
+        self._link = link
+        self._timer = self._host.after(HANDSHAKE_TIMEOUT_S, self._end_without_welcome)
 
-    def _message(self, peer: Peer, message: AnyMessage) -> None:
-        if peer is not self._peer or self._is_stopped:
+    def received(self, link: Link, message: AnyMessage) -> None:
+        if link is not self._link or self._is_stopped:
             return
         self._num_silent = 0
         try:
             self._dispatch(message)
         except Exception as error:
             self._fail(error)
+
+    def lost(self, link: Link | None) -> None:
+        if link is not self._link or self._is_stopped:
+            return
+        self._cancel_timer()
+        self._is_waiting = is_waiting = self._is_up and self._waits
+        try:
+            self._disconnect()
+        except Exception as error:
+            self._fail(error)
+            return
+        if link is None or not link.is_proven:
+            self._timer = self._host.after(self._retry_s, self.begin)
+            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
+        else:
+            self._retry_s = _FIRST_RETRY_S
+            if not is_waiting:
+                self.begin()
+
+    # ----
 
     def _dispatch(self, message: AnyMessage) -> None:
         match message:
@@ -189,6 +174,7 @@ class RouterConnection:
             case Refused(reason=reason):
                 self._fail(RefusedByRouter(reason))
             case Welcome() if not self._is_up:
+                self._cancel_timer()
                 self._is_up = True
                 self._watch_s = message.silence_s / NUM_PINGS
                 self._watch()
@@ -197,34 +183,41 @@ class RouterConnection:
                 self._handler.on_message(message)
 
     def _fail(self, error: Exception) -> None:
+        if self._ended is None:
+            raise error
         self._error = error
         self.stop()
 
-    def _closed(self, peer: Peer) -> None:
-        if peer is self._peer:
-            self._over.set()
+    def _end_without_welcome(self) -> None:
+        """Closes a connection on which no Welcome has arrived. It may have died silently, and silence is only detected
+        after the Welcome."""
+        if self._link:
+            logger.warning("no welcome from the router within %g s: connecting again", HANDSHAKE_TIMEOUT_S)
+            self._link.abort()
 
     def _watch(self) -> None:
         """Checks whether the router has sent anything. Counts checks, not seconds: if this process itself has hung, the
         router's messages are still waiting to be read."""
-        if not self._watch_s or not self._peer:
+        if not self._watch_s or not self._link:
             return
         if self._num_silent > NUM_PINGS:
             logger.warning(
                 "The router hangs: it has sent nothing for %.0f s", self._num_silent * self._watch_s
             )
-            self._peer.abort()
+            self._link.abort()
             return
         self._num_silent += 1
-        self._watching = asyncio.get_running_loop().call_later(self._watch_s, self._watch)
+        self._timer = self._host.after(self._watch_s, self._watch)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
 
     def _disconnect(self) -> None:
-        if self._watching:
-            self._watching.cancel()
         self._num_silent = 0
-        peer, self._peer = self._peer, None
-        if peer:
-            peer.close()
+        link, self._link = self._link, None
+        if link:
+            link.close()
         if self._is_up:
             self._is_up = False
             self._handler.on_down()

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 from alignedserve import __version__
@@ -23,6 +24,7 @@ from alignedserve.protocol.address import check_unused
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.frames import MAX_FRAME_BYTES
 from alignedserve.protocol.handshake import ServerHandshake
+from alignedserve.protocol.host import Host, Link, LiveHost, Timer
 from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.protocol.peer import Peer
 from alignedserve.protocol.versions import RULE, work_together
@@ -60,11 +62,13 @@ class Hub:
         members: Mapping[InstanceId, str] | None = None,
         puts_off: Callable[[Hello], bool] = lambda hello: False,
         interchangeable: Collection[str] = (),
+        host: Host | None = None,
     ) -> None:
         """`on_silent` may end a process that has not answered for `silence_s` seconds; shortly after, it is
         disconnected. `members` are the instances that may connect, with their roles; None: every process that knows the
         token. `puts_off` returns whether a process has connected too early: it is then disconnected, and retries. A
         member with one of the `interchangeable` roles may switch to another of them."""
+        self._host = host or LiveHost()
         self._interchangeable = frozenset(interchangeable)
         self._token = token
         self._members = members
@@ -72,18 +76,18 @@ class Hub:
         self._puts_off = puts_off
         self._ping_s = silence_s / NUM_PINGS
         self._on_silent = on_silent
-        self._pinging: asyncio.TimerHandle | None = None
+        self._pinging: Timer | None = None
         self._server: asyncio.Server | None = None
         # Connections without a Hello, the oldest first.
-        self._strangers: dict[Peer, asyncio.TimerHandle] = {}
-        self._hellos: dict[Peer, Hello] = {}
-        self._peers: dict[InstanceId, Peer] = {}
+        self._strangers: dict[Link, Timer] = {}
+        self._hellos: dict[Link, Hello] = {}
+        self._peers: dict[InstanceId, Link] = {}
 
     async def listen(self, host: str, port: int) -> int:
         """Starts to listen and returns the port, which differs from `port` if that is 0. Raises OSError if the port is
         taken."""
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
-        self._ping()
+        self.ping()
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:
@@ -92,7 +96,20 @@ class Hub:
         check_unused(path)
         self._server = await asyncio.get_running_loop().create_unix_server(self._new_peer, path)
         os.chmod(path, 0o600)
-        self._ping()
+        self.ping()
+
+    def ping(self) -> None:
+        """Pings every process, again and again. Listening begins it."""
+        self._pinging = self._host.after(self._ping_s, self.ping)
+        for peer, hello in list(self._hellos.items()):
+            peer.num_unanswered += 1
+            if peer.num_unanswered <= NUM_PINGS:
+                peer.send(Ping())
+            elif peer.num_unanswered == NUM_PINGS + 1:
+                logger.warning("%s hangs: %d pings without an answer", peer.name, NUM_PINGS)
+                self._on_silent(hello)
+            else:
+                peer.abort()
 
     def send(self, to: InstanceId, message: Message) -> None:
         """Sends the message. It is lost if `to` is not connected; the handler was notified of that, or will be."""
@@ -113,31 +130,16 @@ class Hub:
         return iter(self._hellos.values())
 
     def _new_peer(self) -> Peer:
-        return Peer(ServerHandshake(self._token), self._message, self._lost, self._opened)
+        return Peer(ServerHandshake(self._token), self.received, self.lost, self.opened)
 
-    def _opened(self, peer: Peer) -> None:
+    # ---- callbacks of connections ----
+
+    def opened(self, peer: Link) -> None:
         if len(self._strangers) >= MAX_STRANGERS:
             self._turn_away(next(iter(self._strangers)))
-        loop = asyncio.get_running_loop()
-        self._strangers[peer] = loop.call_later(HELLO_TIMEOUT_S, self._turn_away, peer)
+        self._strangers[peer] = self._host.after(HELLO_TIMEOUT_S, partial(self._turn_away, peer))
 
-    def _turn_away(self, stranger: Peer) -> None:
-        self._strangers.pop(stranger).cancel()
-        stranger.abort()
-
-    def _ping(self) -> None:
-        self._pinging = asyncio.get_running_loop().call_later(self._ping_s, self._ping)
-        for peer, hello in list(self._hellos.items()):
-            peer.num_unanswered += 1
-            if peer.num_unanswered <= NUM_PINGS:
-                peer.send(Ping())
-            elif peer.num_unanswered == NUM_PINGS + 1:
-                logger.warning("%s hangs: %d pings without an answer", peer.name, NUM_PINGS)
-                self._on_silent(hello)
-            else:
-                peer.abort()
-
-    def _message(self, peer: Peer, message: AnyMessage) -> None:
+    def received(self, peer: Link, message: AnyMessage) -> None:
         if peer in self._hellos:
             if isinstance(message, Hello):
                 self._hello_again(peer, message)
@@ -146,14 +148,28 @@ class Hub:
         elif peer in self._strangers:
             self._first_message(peer, message)
 
-    def _first_message(self, peer: Peer, message: AnyMessage) -> None:
+    def lost(self, peer: Link) -> None:
+        if timeout := self._strangers.pop(peer, None):
+            timeout.cancel()
+        hello = self._hellos.pop(peer, None)
+        if hello:
+            del self._peers[hello.instance_id]
+            self._handler.closed(hello.instance_id, hello.epoch)
+
+    # ---- strangers, and those that have sent Hello ----
+
+    def _turn_away(self, stranger: Link) -> None:
+        self._strangers.pop(stranger).cancel()
+        stranger.abort()
+
+    def _first_message(self, peer: Link, message: AnyMessage) -> None:
         self._strangers.pop(peer).cancel()
         if not isinstance(message, Hello):
             self._refuse(peer, f"the first message is a {type(message).__name__}, must be a Hello")
         elif objection := self._objection(message):
             self._refuse(peer, objection)
         elif self._puts_off(message):
-            asyncio.get_running_loop().call_later(PUT_OFF_S, peer.abort)
+            self._host.after(PUT_OFF_S, peer.abort)
         elif older := self._peers.get(message.instance_id):
             # It has reconnected before the loss of its last connection was noticed. That loss must be handled before
             # anything acts on the new connection (see `Peer.connection_lost`), so the process has to connect again.
@@ -162,7 +178,7 @@ class Hub:
         else:
             self._take(peer, message)
 
-    def _hello_again(self, peer: Peer, hello: Hello) -> None:
+    def _hello_again(self, peer: Link, hello: Hello) -> None:
         """Handles an instance's change of role. To the handler it is another process."""
         before = self._hellos[peer]
         if hello.instance_id != before.instance_id:
@@ -176,12 +192,12 @@ class Hub:
             self._handler.closed(before.instance_id, before.epoch)
             self._handler.connected(hello)
 
-    def _refuse(self, peer: Peer, reason: str) -> None:
+    def _refuse(self, peer: Link, reason: str) -> None:
         logger.warning("Refused a connection: %s", reason)
         peer.send(Refused(reason))
         peer.close()
 
-    def _take(self, peer: Peer, hello: Hello) -> None:
+    def _take(self, peer: Link, hello: Hello) -> None:
         peer.name = hello.instance_id
         peer.limit(_MAX_FRAME_BYTES.get(hello.role, MAX_FRAME_BYTES))
         self._hellos[peer], self._peers[hello.instance_id] = hello, peer
@@ -203,14 +219,6 @@ class Hub:
 
     def _may_be(self, role: str | None, now: str) -> bool:
         return role == now or {role, now} <= self._interchangeable
-
-    def _lost(self, peer: Peer) -> None:
-        if timeout := self._strangers.pop(peer, None):
-            timeout.cancel()
-        hello = self._hellos.pop(peer, None)
-        if hello:
-            del self._peers[hello.instance_id]
-            self._handler.closed(hello.instance_id, hello.epoch)
 
 
 def _member(hello: Hello) -> InstanceId:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
+    Hello,
     NewTokens,
     Rejected,
     Request,
     Submit,
     Tokens,
-    Welcome,
 )
 from alignedserve.sim import model
-from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.types import InstanceId, RequestKey
 
@@ -94,8 +93,12 @@ class SimGateway(SimProcess):
 
     # ---- the router ----
 
-    def connected(self, connection: Connection) -> None:
-        super().connected(connection)
+    def hello(self) -> Hello:
+        if self.open:
+            self.after(0.0, self._submit_all)
+        return super().hello()
+
+    def _submit_all(self) -> None:
         for stream in self.open.values():
             self._send_submit(stream)
 
@@ -105,7 +108,7 @@ class SimGateway(SimProcess):
         waited_s = world.clock.now - request.arrival_s
         self.send(Submit(request, list(stream.tokens), world.foresee(request), waited_s))
 
-    def received(self, message: AnyMessage) -> None:
+    def on_message(self, message: AnyMessage) -> None:
         match message:
             case Tokens():
                 now = self.world.clock.now
@@ -113,8 +116,6 @@ class SimGateway(SimProcess):
                     self._news(news, now)
             case Rejected():
                 self._rejected(message)
-            case Welcome():
-                pass
             case _:
                 raise ValueError(f"{self.instance_id} got a {type(message).__name__}, not for gateways")
 
@@ -123,12 +124,12 @@ class SimGateway(SimProcess):
         stream = self.open.get(rejected.key)
         if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
             num_doubled = min(stream.num_submitted - 2, MAX_DOUBLED)
-            self.after(RESUBMIT_S * 2**num_doubled, partial(self._submit_again, stream))
+            self.after(RESUBMIT_S * 2**num_doubled, partial(self._submit_again, stream, stream.num_submitted))
         elif stream:
             self._end(stream, rejected.reason)
 
-    def _submit_again(self, stream: Stream) -> None:
-        if self.open.get(stream.request.key) is stream:
+    def _submit_again(self, stream: Stream, num_submitted: int) -> None:
+        if stream.outcome is None and stream.num_submitted == num_submitted:
             self._send_submit(stream)
 
     def _news(self, news: NewTokens, now: float) -> None:

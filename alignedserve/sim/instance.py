@@ -28,7 +28,6 @@ from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
 from alignedserve.sim.host_links import Ports
-from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
 from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
@@ -44,6 +43,7 @@ Parts = tuple[SimEngine, SimTransfers, Policy, Estimate, Callable[[], float], Si
 
 
 class SimInstance(SimProcess):
+    drops_orders = True
     engine: SimEngine
     transfers: SimTransfers
 
@@ -84,7 +84,7 @@ class SimInstance(SimProcess):
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self) -> SimInstance:
         world = self.world
         seconds = partial(world.overhead.engine_s, dice=world.dice)
         make = SimEngine if world.is_checked else TrustingEngine
@@ -94,6 +94,7 @@ class SimInstance(SimProcess):
         )
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
+        return self
 
     @property
     def worker(self) -> Worker[Any]:
@@ -110,22 +111,12 @@ class SimInstance(SimProcess):
     def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
         raise RuntimeError(f"{self.instance_id} is to become a {role} instance, but can't change its role")
 
-    def end_life(self) -> None:
+    def kill(self) -> None:
         self.transfers.die()
-        super().end_life()
+        super().kill()
 
     def maps(self, segment: str) -> bool:
         return self.transfers.maps(segment)
-
-    def router_closed(self) -> None:
-        """Voids all orders. The instance lives on, and connects again after it has dropped them."""
-        self._connection = None
-        self._post(Down(lambda: self.world.router.connect(self)))
-
-    def connected(self, connection: Connection) -> None:
-        super().connected(connection)
-        self._num_connections += 1
-        self._post(Up(self._num_connections))
 
     def hello(self) -> Hello:
         return self._hello_of(self.worker)
@@ -134,17 +125,23 @@ class SimInstance(SimProcess):
         return replace(self.make_hello(worker.limits), cost=self.world.cost)
 
     def _is_over(self) -> bool:
-        """Returns whether the router has closed the connection, even if this instance has not noticed yet."""
-        return self._connection is None or self._connection.is_over
+        return self.world.router.has_left(self)
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._num_connections += 1
+        self._post(Up(self._num_connections))
+
+    def on_message(self, message: AnyMessage) -> None:
+        # A Welcome here answers a repeated Hello on the same connection.
+        if not isinstance(message, Welcome):
+            self._post(message)
+
+    def on_down(self) -> None:
+        """Voids all orders. The instance lives on, and connects again after it has dropped them."""
+        self._num_connections += 1
+        self._post(Down(self._link.resume))
 
     # ---- iterations -------------------------------------------------------------------------------------------------
-
-    def received(self, message: AnyMessage) -> None:
-        if isinstance(message, Welcome):
-            # It has no order, but the worker may report from now on.
-            self._wake()
-        else:
-            self._post(message)
 
     def _post(self, item: AnyMessage | Up | Down) -> None:
         self._loop.post(item)
@@ -272,9 +269,9 @@ class SimChanging(SimPrefill):
         # Whether the router does not know its new role yet.
         self._is_changing = False
 
-    def begin(self) -> None:
+    def begin(self) -> SimInstance:
         self.role, self._is_changing = self._first_role, False
-        super().begin()
+        return super().begin()
 
     def _make_worker(self) -> Any:
         return super()._make_worker() if self.role == PREFILL else DecodeWorker(*self._parts)
@@ -289,20 +286,20 @@ class SimChanging(SimPrefill):
         worker = self._begin_role()
         return worker, self._hello_of(worker)
 
-    def _say_hello(self, connection: Connection | None) -> None:
+    def _say_hello(self, connection: int) -> None:
         """Sends Hello, unless that connection is gone: it then sends Hello on the next one."""
-        if connection is self._connection:
+        if connection == self._num_connections:
             self._is_changing = False
             self.send(self.hello())
 
-    def connected(self, connection: Connection) -> None:
+    def on_up(self, welcome: Welcome) -> None:
         self._is_changing = False
-        super().connected(connection)
+        super().on_up(welcome)
 
     def _say(self, connection: int, messages: list[AnyMessage]) -> None:
         if isinstance(messages[0], Hello):
             self._is_changing = True
-            self.after(self.world.overhead.role_change_s, partial(self._say_hello, self._connection))
+            self.after(self.world.overhead.role_change_s, partial(self._say_hello, connection))
         elif not self._is_changing:
             super()._say(connection, messages)
 

@@ -14,9 +14,9 @@ from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
+from alignedserve.sim.host import Latency
 from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.instance import SimChanging, SimColocated, SimDecode, SimInstance, SimPrefill
-from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.kvpool.shell import TICK_S, PoolShell
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
+from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.types import InstanceId
@@ -55,16 +55,13 @@ class PoolProcess(SimProcess):
     def maps(self, segment: str) -> bool:
         return self.segment.name == segment
 
-    def start(self) -> None:
-        config = PoolConfig(span=self._span if self._span.window else None)
-        clock = self.local_clock.now
-        self.core = Pool(self.segment.owners, self._limits.block_size, clock(), config)
-        self._shell = PoolShell(self.core, self._tell, lambda: self._connection is not None, clock)
-        super().start()
-
-    def begin(self) -> None:
+    def begin(self) -> PoolShell:
         """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
+        config = PoolConfig(span=self._span if self._span.window else None)
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.now(), config)
+        self._shell = PoolShell(self.core, self.send, lambda: self._link.is_up, self.now)
         self.after(TICK_S, self._tick)
+        return self._shell
 
     def _tick(self) -> None:
         self._shell.tick()
@@ -74,14 +71,3 @@ class PoolProcess(SimProcess):
         return msgspec.structs.replace(
             self.make_hello(self._limits), segment=self.segment.name, inventory=self.core.inventory()
         )
-
-    def received(self, message: AnyMessage) -> None:
-        if isinstance(message, Welcome):
-            self._shell.on_up(message)
-        else:
-            self._shell.on_message(message)
-
-    def _tell(self, message: Message) -> None:
-        # The simulator's router has no status page.
-        if not isinstance(message, PoolUse):
-            self.send(cast(AnyMessage, message))

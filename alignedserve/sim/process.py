@@ -1,19 +1,16 @@
-"""A process of the simulated island: it starts with a new epoch, holds one connection to the router, and can be killed.
-
-Nothing outlives a life of the process: timers of a killed process do not fire.
-"""
+"""A process of the simulated island: it starts with a new epoch, holds one connection to the router, and can be
+killed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from alignedserve.protocol.connection import NUM_PINGS
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Ping, Pong, Welcome
-from alignedserve.sim.clock import LocalClock, Timer
-from alignedserve.sim.hanging import CanHang
-from alignedserve.sim.network import Connection
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import ConnectionHandler, RouterConnection
+from alignedserve.protocol.host import Connecting
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
+from alignedserve.sim.host import SimHost
 from alignedserve.types import Epoch, InstanceId
 
 if TYPE_CHECKING:
@@ -22,32 +19,40 @@ if TYPE_CHECKING:
 
 # Greater than the ids of all other processes of a simulation.
 _FIRST_PID = 1000
+# An island has one router.
+_ADDRESS = RouterAddress("router", 1, "")
 
 
-class SimProcess(CanHang):
+class SimProcess(SimHost):
     role: str
+    # Whether it connects again only after it has dropped all orders.
+    drops_orders: ClassVar[bool] = False
 
     def __init__(self, world: World, instance_id: InstanceId) -> None:
-        super().__init__(LocalClock(world.clock))
+        super().__init__(world.clock)
         self.world = world
         self.instance_id = instance_id
         self.epoch = Epoch(0)
         self.is_up = False
-        self._life = 0
-        self._connection: Connection | None = None
-        # Checks since the router last sent anything.
-        self._num_silent = 0
+        self._link: RouterConnection
 
     # ---- what each role defines ----
 
-    def begin(self) -> None:
-        """Starts a new life, or continues after the router's death: nothing is left of earlier orders."""
+    def begin(self) -> ConnectionHandler:
+        """Starts a new life. Returns what handles the connection to the router."""
+        return self
 
     def hello(self) -> Hello:
         return self.make_hello(InstanceLimits())
 
-    def received(self, message: AnyMessage) -> None:
+    def on_up(self, welcome: Welcome) -> None:
+        pass
+
+    def on_message(self, message: AnyMessage) -> None:
         raise NotImplementedError
+
+    def on_down(self) -> None:
+        pass
 
     def maps(self, segment: str) -> bool:
         """Returns whether it could write to this segment."""
@@ -65,76 +70,24 @@ class SimProcess(CanHang):
             raise RuntimeError(f"{self.instance_id} is started, but is up with epoch {self.epoch}")
         self.is_up = True
         self.epoch = self.world.next_epoch()
-        self.begin()
-        self.world.router.connect(self)
+        self._link = RouterConnection(_ADDRESS, self.hello, self.begin(), self.drops_orders, self)
+        self._link.begin()
 
     def kill(self) -> None:
-        self.end_life()
-        self.forget_held()
+        super().kill()
         self.is_up = False
-        self.world.router.forget(self)
-        if self._connection:
-            self._connection.close_by_client()
-            self._connection = None
 
-    def router_closed(self) -> None:
-        self.end_life()
-        self._connection = None
-        self.begin()
-        self.world.router.connect(self)
+    def connect(self, address: RouterAddress, hello: Callable[[], Hello], process: Connecting) -> None:
+        self.world.router.connect(self, hello, process)
 
-    def end_life(self) -> None:
-        self._life += 1
-
-    def connected(self, connection: Connection) -> None:
-        self._connection = connection
-        self._num_silent = 0
-        self.send(self.hello())
-
-    def send(self, message: AnyMessage) -> None:
-        if self._connection:
-            self._connection.to_hub(message)
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        return self.world.clock.after(delay_s, partial(self._act_awake, self._life, action))
-
-    def _act_awake(self, life: int, action: Callable[[], None]) -> None:
-        if self.is_hung:
-            self.when_awake(partial(self._act, life, action))
-        elif self._life == life:
-            action()
-
-    def _act(self, life: int, action: Callable[[], None]) -> None:
-        if self._life == life:
-            action()
-
-    # ---- the connection, as in alignedserve/protocol/connection.py ----
-
-    def heard(self, connection: Connection, message: AnyMessage) -> None:
-        self._num_silent = 0
-        if isinstance(message, Ping):
-            self.send(Pong())
-            return
-        if isinstance(message, Welcome) and self.world.has_pings and message.silence_s:
-            self._watch(connection, message.silence_s / NUM_PINGS)
-        self.received(message)
-
-    def _watch(self, connection: Connection, watch_s: float) -> None:
-        """Checks whether the router has sent anything. Counts checks, not seconds."""
-        if connection is not self._connection:
-            return
-        if self._num_silent > NUM_PINGS:
-            connection.cut_by_client()
-            self.router_closed()
-            return
-        self._num_silent += 1
-        look = partial(self._watch, connection, watch_s)
-        self.world.clock.after(watch_s, lambda: self.when_awake(look))
+    def send(self, message: Message) -> None:
+        if self.is_up:
+            self._link.send(message)
 
     def cut(self) -> None:
         """Cuts its connection, and loses all messages on their way."""
-        if self._connection:
-            self._connection.cut()
+        for link in self.links:
+            link.cut()
 
     def make_hello(self, limits: InstanceLimits) -> Hello:
         return Hello(

@@ -12,9 +12,9 @@ from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
+from alignedserve.sim.host import Encode, Latency
 from alignedserve.sim.host_links import HostLinks
 from alignedserve.sim.kv_model import KvModel
-from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.timing.cost import CostModel
@@ -92,8 +92,6 @@ class World:
     dice: Random = field(default_factory=lambda: Random(0))
     # Seconds between two ticks of the router's core.
     tick_s: float = 0.05
-    # Whether the router pings processes and they watch the router, so that hanging ones are disconnected.
-    has_pings: bool = False
     # Called with each process that the router's fence has killed.
     fenced: Callable[[SimProcess], None] = _ignore
     # Messages stay as they are, unless a test encodes them.

@@ -30,7 +30,7 @@ def make_island(plan: Plan) -> tuple[Island, Conditions]:
     island = Island(island_config(plan), clock=BoundedClock())
     world = island.world
     conditions = world.faults = Conditions(plan, world.clock)
-    world.has_pings, world.tick_s = True, SHORT_TICK_S if plan.is_short else TICK_S
+    world.tick_s = SHORT_TICK_S if plan.is_short else TICK_S
     if plan.is_encoded:
         world.encode = lambda message: _DECODER.decode(_ENCODER.encode(message))
     return island, conditions

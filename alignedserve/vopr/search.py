@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -67,7 +68,8 @@ def search(
     `told` is called for each seed that was run."""
     drawing, seed = Drawing(first_seed), first_seed
     end_s = time.monotonic() + 60 * minutes
-    with ProcessPoolExecutor(num_jobs) as pool:
+    # The logs of simulated processes only repeat which faults they have met.
+    with ProcessPoolExecutor(num_jobs, initializer=logging.disable) as pool:
         running: set[Future[Tried]] = set()
         has_failed = False
         while running or (not has_failed and time.monotonic() < end_s):

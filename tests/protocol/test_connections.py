@@ -34,6 +34,7 @@ from alignedserve.protocol.handshake import (
     ServerHandshake,
     digest_of,
 )
+from alignedserve.protocol.host import LiveHost, Timer
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
     Abort,
@@ -310,6 +311,7 @@ def test_garbage_closes_its_connection_with_one_line_and_harms_nobody(
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
         async with connected(port, hello("prefill-0")) as (_, told):
+            await told.until(("up", 1))
             reader, writer = await say(port, hello("decode-0"))
             await heard.until(("connected", "decode-0", 1))
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -433,19 +435,17 @@ def test_a_connection_waits_for_a_router_that_is_not_there_yet() -> None:
     play(scenario)
 
 
-def test_a_router_that_is_not_there_is_tried_ever_more_seldom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_that_is_not_there_is_tried_ever_more_seldom(tmp_path: Path) -> None:
     waits = list[float]()
 
-    async def pause(self: RouterConnection, seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 6:
-            self.stop()
+    class Impatient(LiveHost):
+        def after(self, seconds: float, action: Callable[[], object]) -> Timer:
+            waits.append(seconds)
+            return super().after(0.0, connection.stop if len(waits) == 6 else action)
 
-    monkeypatch.setattr(RouterConnection, "_pause", pause)
     address = RouterAddress("", 0, TOKEN, str(tmp_path / "nobody"))
-    asyncio.run(RouterConnection(address, lambda: hello(), Told()).run())
+    connection = RouterConnection(address, lambda: hello(), Told(), host=Impatient())
+    asyncio.run(connection.run())
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
 
 
@@ -825,7 +825,9 @@ def test_a_hub_acts_on_the_loss_of_a_connection_that_it_has_ended(cause: str) ->
         await heard.until(("connected", "decode-0", 1))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         poll.register(writer.get_extra_info("socket"), select.POLLRDHUP)
-        waiting = heard.hub._peers[InstanceId("decode-0")]._transport
+        peer = heard.hub._peers[InstanceId("decode-0")]
+        assert isinstance(peer, Peer)
+        waiting = peer._transport
         while waiting and not waiting.get_write_buffer_size():
             for _ in range(10_000):
                 heard.hub.send(InstanceId("decode-0"), Abort(KEY))

@@ -31,7 +31,7 @@ from alignedserve.vopr.front_end.clients import Clients
 from alignedserve.vopr.front_end.delivered import Delivered
 from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.ledger import Ledger
-from alignedserve.vopr.front_end.live_router import LinkedProcess, LiveRouter
+from alignedserve.vopr.front_end.live_router import LiveRouter
 from alignedserve.vopr.front_end.memory_store import MemoryStore
 from alignedserve.vopr.front_end.quiet import Quiet
 from alignedserve.vopr.front_end.store_link import StoreFaults, StoreObserver, link_to
@@ -101,7 +101,7 @@ class Front:
         for name, island, router in zip(self.island_names, self.islands, self.routers, strict=True):
             found[InstanceId(f"{name}/{ROUTER}")] = router
             for process in island.processes:
-                found[InstanceId(f"{name}/{process.instance_id}")] = LinkedProcess(process, router)
+                found[InstanceId(f"{name}/{process.instance_id}")] = process
         return found | {gateway.name: gateway for gateway in self.gateways}
 
     @property

@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.connection import RouterConnection
-from alignedserve.protocol.host import LiveHost
-from alignedserve.protocol.messages import AnyMessage, Hello, Message, Welcome
+from alignedserve.protocol.host import Connecting, LiveHost
+from alignedserve.protocol.messages import Hello
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Observer
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
-from alignedserve.sim.fence import SimProcesses
 from alignedserve.sim.process import SimProcess
+from alignedserve.sim.router import SimProcesses
 from alignedserve.sim.world import World
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
@@ -45,7 +44,9 @@ class LiveRouter:
         self._address = address
         self._make_core = make_core
         self._expected = dict(expected)
-        self._links: dict[InstanceId, _Link] = {}
+        self._host = LiveHost()
+        # Each process's sockets.
+        self._sockets: dict[InstanceId, VirtualProcess] = {}
 
     @property
     def is_up(self) -> bool:
@@ -86,105 +87,27 @@ class LiveRouter:
 
     # ---- the island's processes ----
 
-    def connect(self, process: SimProcess) -> None:
-        """Connects the process. One that was connected before has now dropped all orders, and its link connects again
-        by itself."""
-        if link := self._links.get(process.instance_id):
-            link.process_has_dropped()
-        else:
-            self._links[process.instance_id] = _Link(self._loop, self._address, process)
+    def connect(self, process: SimProcess, hello: Callable[[], Hello], handler: Connecting) -> None:
+        name = process.instance_id
+        if not process.parts:
+            self._sockets[name] = self._loop.new_process(f"{self._address.host}/{name}")
+            process.parts.append(self._sockets[name])
+        context = self._sockets[name].context
+        self._loop.call_soon(self._host.connect, self._address, hello, handler, context=context)
 
-    def forget(self, process: SimProcess) -> None:
-        if link := self._links.pop(process.instance_id, None):
-            link.close_by_client()
-
-    def connection_of(self, process: SimProcess) -> VirtualProcess | None:
-        link = self._links.get(process.instance_id)
-        return link.virtual if link else None
+    def has_left(self, process: SimProcess) -> bool:
+        """Returns whether the router's kernel has closed the process's latest connection."""
+        owner, connections = self._sockets[process.instance_id], self._loop.network.connections.values()
+        ours = [each for each in connections if each.owner is owner]
+        return not ours or ours[-1].server.is_over
 
 
 class _RouterHost(SimProcesses, LiveHost):
     """The virtual loop's clock, and the island's processes."""
 
-
-class LinkedProcess:
-    """A simulated process of an island, with its connection."""
-
-    def __init__(self, process: SimProcess, router: LiveRouter) -> None:
-        self.start, self.kill = process.start, process.kill
-        self._process = process
-        self._router = router
-
-    @property
-    def is_up(self) -> bool:
-        return self._process.is_up
-
-    @property
-    def is_hung(self) -> bool:
-        return self._process.is_hung
-
-    def hang(self) -> None:
-        self._process.hang()
-        if connection := self._router.connection_of(self._process):
-            connection.hang()
-
-    def wake_up(self) -> None:
-        self._process.wake_up()
-        if connection := self._router.connection_of(self._process):
-            connection.wake_up()
-
-
-class _Link:
-    """A simulated process's connection, which is real from here on."""
-
-    def __init__(self, loop: VirtualLoop, address: RouterAddress, process: SimProcess) -> None:
-        self._process = process
-        self._network = loop.network
-        self._hello: Hello | None = None
-        # Whether nothing is left of an earlier connection's orders, as in `instance/process.py`.
-        self._dropped = asyncio.Event()
-        self._dropped.set()
-        self._link = RouterConnection(address, self._introduce, self, self._dropped.wait)
-        self.virtual = loop.new_process(f"{address.host}/{process.instance_id}")
-        watched(loop, self.virtual.start(self._link.run()))
-
-    def _introduce(self) -> Hello:
-        # The process sends its Hello as soon as it has a connection.
-        self._process.connected(self)  # type: ignore[arg-type]
-        assert self._hello
-        return self._hello
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the router's kernel has closed the latest connection."""
-        ours = [each for each in self._network.connections.values() if each.owner is self.virtual]
-        return not ours or ours[-1].server.is_over
-
-    # ---- what the process sends ----
-
-    def to_hub(self, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._hello = message
-        else:
-            self._link.send(message)
-
-    def close_by_client(self) -> None:
-        self.virtual.kill()
-
-    def process_has_dropped(self) -> None:
-        self._dropped.set()
-
-    # ---- callbacks of the connection ----
-
-    def on_up(self, welcome: Welcome) -> None:
-        self._process.received(welcome)
-
-    def on_message(self, message: AnyMessage) -> None:
-        self._process.received(message)
-
-    def on_down(self) -> None:
-        self._dropped.clear()
-        self._process.router_closed()
+    def __init__(self, world: World) -> None:
+        SimProcesses.__init__(self, world)
+        LiveHost.__init__(self)
 
 
 def watched(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
