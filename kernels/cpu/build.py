@@ -1,7 +1,7 @@
 """Finds csrc/ as one shared library, or compiles it, once per machine and version of the sources.
 
 A wheel may hold libraries for levels of processors (`levels.py`). One of them is used if the sources have no faster
-code for this CPU, or if there is no compiler.
+code for this CPU, or if a faster library can't be compiled and loaded.
 
 A compiled library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags,
 compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two
@@ -62,23 +62,18 @@ def find_compiler() -> str:
     )
 
 
-def build() -> Path:
-    """Returns the path of the library. Compiles it if neither the wheel nor the cache has it. If that fails, takes a
-    slower one of the wheel."""
+def build(path: Path, again: bool = False) -> Path:
+    """Compiles the library into `path` if it is not there, or `again`, and returns the path. Raises NoCompiler or
+    BuildFailed."""
     try:
-        return _build(library_path())
-    except BuildFailed:
-        prebuilt, _ = _prebuilt()
-        if prebuilt:
-            return prebuilt
-        raise
-
-
-def _build(path: Path) -> Path:
-    try:
-        if not path.exists():
+        if again or not path.exists():
             compiler = find_compiler()
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if os.statvfs(path.parent).f_flag & os.ST_NOEXEC:
+                raise BuildFailed(
+                    f"the CPU kernels can't be loaded from {path.parent}, which is on a file system mounted noexec. "
+                    "Set $ALIGNEDSERVE_CACHE_DIR to a folder on another one"
+                )
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
                 os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
@@ -90,16 +85,17 @@ def _build(path: Path) -> Path:
 
 
 def library_path() -> Path:
-    """Returns the path of the library. One that has to be compiled may not exist yet."""
-    prebuilt, is_fastest = _prebuilt()
-    if prebuilt and is_fastest:
-        return prebuilt
-    try:
-        return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
-    except NoCompiler:
-        if prebuilt:
-            return prebuilt
-        raise
+    """Returns the path of the fastest library for this CPU. One that has to be compiled may not exist yet. Raises
+    NoCompiler if there is none and no compiler."""
+    path, is_fastest = _prebuilt()
+    if path and is_fastest:
+        return path
+    return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
+
+
+def prebuilt() -> Path | None:
+    """Returns the path of the wheel's fastest library that this CPU can run; None if the wheel has none."""
+    return _prebuilt()[0]
 
 
 def prebuild(name: str, level: Level, folder: Path) -> Path:
