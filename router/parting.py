@@ -55,7 +55,11 @@ class Parting:
     def puts_off(self, pool: Hello, connected: Collection[int]) -> bool:
         """Returns whether a pool has connected too early: some process could write to its blocks and is not connected.
         `connected` are process ids."""
-        users = self._host.users_of(pool.segment)
+        try:
+            users = self._host.users_of(pool.segment)
+        except OSError as error:
+            logger.warning("The pool waits, because the processes of this host can't be listed: %s", error)
+            return True
         strangers = [pid for pid in users if pid != pool.pid and pid not in connected]
         self._kill_late(strangers, pool.segment)
         return bool(strangers)
