@@ -4,22 +4,29 @@ A wheel may hold libraries for levels of processors (`levels.py`). One of them i
 code for this CPU, or if a faster library can't be compiled and loaded.
 
 A compiled library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags,
-compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two
-processes may build at once: each works in its own folder, and the last rename wins, with the same contents.
+compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. One
+process builds at a time, and the others use what it built. Where the cache can't be locked, several may build at once:
+each works in its own folder, and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from alignedserve.kernels.cpu.levels import LEVELS, Level, best, is_all
+
+logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 PREBUILT_DIR = Path(__file__).parent / "prebuilt"
@@ -74,14 +81,31 @@ def build(path: Path, again: bool = False) -> Path:
                     f"the CPU kernels can't be loaded from {path.parent}, which is on a file system mounted noexec. "
                     "Set $ALIGNEDSERVE_CACHE_DIR to a folder on another one"
                 )
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
-                os.replace(_compile(compiler, _flags(), Path(folder)), path)
+            with (
+                _locked(path.parent),
+                tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder,
+            ):
+                if again or not path.exists():
+                    logger.warning("Compiling the CPU kernels into %s: once, in a minute or two", path.parent)
+                    os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
         raise BuildFailed(
             f"the CPU kernels can't be stored in {path.parent}: {error}. "
             "Set $ALIGNEDSERVE_CACHE_DIR to a writable folder"
         ) from error
     return path
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Some network file systems lock no folders.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def library_path() -> Path:

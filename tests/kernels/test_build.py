@@ -48,18 +48,21 @@ def test_a_refused_source_shows_the_compilers_message(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
-    source = tmp_path / "csrc"
+def test_of_processes_that_begin_together_one_builds(tmp_path: Path) -> None:
+    source, compiler, cache = tmp_path / "csrc", tmp_path / "compiler", tmp_path / "cache"
     source.mkdir()
     (source / "small.cpp").write_text('extern "C" int one() { return 1; }')
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nexec {build.find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
     code = (
         "from pathlib import Path; from alignedserve.kernels.cpu import build; "
         f"build.SOURCE_DIR = Path({str(source)!r}); print(build.build(build.library_path()))"
     )
-    processes = [python(code, ALIGNEDSERVE_CACHE_DIR=str(tmp_path / "cache")) for _ in range(3)]
+    processes = [python(code, ALIGNEDSERVE_CACHE_DIR=str(cache), CXX=str(compiler)) for _ in range(3)]
     paths = {process.communicate()[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert [str(path) for path in (tmp_path / "cache").iterdir()] == list(paths)
+    assert [str(path) for path in cache.iterdir()] == list(paths)
+    assert (tmp_path / "calls").read_text().count("-shared") == 1
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/below"])
