@@ -78,5 +78,6 @@ def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        whose = "wheel's CPU kernels" if path.parent == build.PREBUILT_DIR else "CPU kernels"
-        raise build.BuildFailed(f"the {whose} can't be loaded: {error}") from error
+        if path.parent == build.PREBUILT_DIR:
+            raise build.BuildFailed(f"the wheel's CPU kernels can't be loaded: {error}") from error
+        raise build.BuildFailed(f"the CPU kernels can't be loaded: {error}") from error
