@@ -19,7 +19,7 @@ PREBUILT = "alignedserve/kernels/cpu/prebuilt"
 MANYLINUX_2_34 = {"GLIBC": "2.34", "GLIBCXX": "3.4.29", "CXXABI": "1.3.13", "GCC": "11.0"}
 
 
-class Kernels(BuildHookInterface):
+class Kernels(BuildHookInterface[Any]):
     """Puts kernels into the wheel if $ALIGNEDSERVE_KERNELS is `all`, or names levels: `x86-64-v3,x86-64-v4`.
 
     The wheel is then for one machine. $CXX may be a compiler for another one.

@@ -56,6 +56,8 @@ def build(root: Path, out: Path, compilers: Mapping[str, str]) -> list[Path]:
 
 
 def hatchling(project: Path, out: Path, target: str, **environment: str) -> None:
+    kernels = f" with kernels by {environment['CXX']}, which takes minutes" if environment else ""
+    print(f"Building the {target}{kernels}", flush=True)
     run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out), cwd=project, **environment)
 
 
@@ -87,6 +89,7 @@ def metadata_of(file: Path) -> bytes:
 
 def report(wheel: Path, root: Path) -> dict[str, object]:
     """Returns what pip would install with this wheel. The pip of an environment may be too old to read licences."""
+    print("Reading the licences of all dependencies", flush=True)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         pip = ["uv", "tool", "run", "--python", sys.executable, "pip"]

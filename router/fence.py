@@ -29,10 +29,11 @@ class RouterHost(Host, Protocol):
     """The host of a router. It answers for the processes there, by their ids."""
 
     def is_user(self, pid: int, segment: str) -> bool:
-        """Returns whether another process lives and has the segment mapped."""
+        """Returns whether another process lives and has the segment mapped, or may have."""
 
     def users_of(self, segment: str) -> list[int]:
-        """Returns the ids of all other processes that have the segment mapped."""
+        """Returns the ids of all other processes that have the segment mapped, or may have. Raises OSError if the
+        processes can't be listed now."""
 
     def kill_user(self, pid: int, segment: str) -> bool:
         """Kills the process if it has the segment mapped. Returns whether it did."""
@@ -40,6 +41,24 @@ class RouterHost(Host, Protocol):
 
 class LiveRouterHost(LiveHost):
     def is_user(self, pid: int, segment: str) -> bool:
+        return self._has_mapped(pid, segment) is not False
+
+    def users_of(self, segment: str) -> list[int]:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return [pid for pid in pids if self.is_user(pid, segment)]
+
+    def kill_user(self, pid: int, segment: str) -> bool:
+        if not self._has_mapped(pid, segment):
+            return False
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    @staticmethod
+    def _has_mapped(pid: int, segment: str) -> bool | None:
+        """Returns None if it is not known now: this process, or the machine, may have no free file or memory."""
         if not segment or pid == os.getpid():
             return False
         try:
@@ -47,19 +66,8 @@ class LiveRouterHost(LiveHost):
             return os.fsencode(path_of(segment)) in Path(f"/proc/{pid}/maps").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return False
-
-    def users_of(self, segment: str) -> list[int]:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        return [pid for pid in pids if self.is_user(pid, segment)]
-
-    def kill_user(self, pid: int, segment: str) -> bool:
-        if not self.is_user(pid, segment):
-            return False
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
+        except OSError:
+            return None
 
 
 # ---- processes behind it ---------------------------------------------------------------------------------------------
@@ -113,7 +121,11 @@ class Parting:
     def puts_off(self, pool: Hello, connected: Collection[int]) -> bool:
         """Returns whether a pool has connected too early: some process could write to its blocks and is not connected.
         `connected` are process ids."""
-        users = self._host.users_of(pool.segment)
+        try:
+            users = self._host.users_of(pool.segment)
+        except OSError as error:
+            logger.warning("The pool waits, because the processes of this host can't be listed: %s", error)
+            return True
         strangers = [pid for pid in users if pid != pool.pid and pid not in connected]
         self._kill_late(strangers, pool.segment)
         return bool(strangers)

@@ -10,7 +10,7 @@ from pathlib import Path
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.private_files import create, make_directory
 from alignedserve.process.steady import settle
-from alignedserve.process.usage import usage_of
+from alignedserve.process.usage import UsageMeter
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -58,7 +58,7 @@ class RouterProcess:
             config.expected,
             log,
             config.gateways,
-            usage_of=usage_of,
+            usage_of=UsageMeter().usage_of,
         )
         await server.listen_at(config.address)
         stop_on_sigterm(server.stop)

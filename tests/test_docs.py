@@ -225,6 +225,11 @@ def test_files_are_there(page: Path) -> None:
     assert missing <= {"alignedserve/scheduling/policies/NAME.py"}
 
 
+@pytest.mark.parametrize(("name", "most"), [("README.md", 119), ("docs/architecture.md", 200)])
+def test_pages_that_are_read_first_are_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
+
+
 def test_each_word_of_the_glossary_has_a_file() -> None:
     entries = [block for block in blocks(GLOSSARY) if block.startswith("**")]
     assert len(entries) > 15

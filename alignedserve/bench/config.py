@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
+
+from alignedserve import demo
 
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "custom", "demo", "azure")
@@ -29,8 +31,11 @@ class BenchConfig:
     api_key: Annotated[str | None, "API key of the server [default: $OPENAI_API_KEY]"] = None
 
     dataset_name: Annotated[
-        str, "prompts: custom is a JSONL file, demo has tasks with checked answers, azure a trace", DATASETS
-    ] = "random"
+        str | None,
+        "prompts: custom is a JSONL file, demo has tasks with checked answers, azure a trace "
+        "[default: random; demo for the demo model]",
+        DATASETS,
+    ] = None
     dataset_path: Annotated[str | None, "file of custom or azure"] = None
     # Prompts at the beginning of a custom file that are left out, because an earlier run had them.
     num_skipped: int = 0
@@ -78,7 +83,8 @@ class BenchConfig:
             _one_of("backend", self.backend, BACKENDS)
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={self.base_url!r}: must begin with http:// or https://")
-        _one_of("dataset_name", self.dataset_name, DATASETS)
+        if self.dataset_name is not None:
+            _one_of("dataset_name", self.dataset_name, DATASETS)
         if self.dataset_name in ("custom", "azure") and self.dataset_path is None:
             raise ValueError(f"dataset_path: {self.dataset_name} needs one")
         for name in ("num_prompts", "random_input_len", "random_output_len", "custom_output_len"):
@@ -100,6 +106,13 @@ class BenchConfig:
     @property
     def url(self) -> str:
         return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    def dataset_for(self, model: str) -> str:
+        """Returns the prompts for this model. The demo model's context is too short for the default random ones, so it
+        gets tasks, unless other random prompts were chosen."""
+        random_ones = [each for each in fields(self) if each.name.startswith("random_")]
+        is_chosen = self.tokenizer or any(getattr(self, each.name) != each.default for each in random_ones)
+        return self.dataset_name or ("demo" if model == demo.NAME and not is_chosen else "random")
 
     @property
     def kind(self) -> str:

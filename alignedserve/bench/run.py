@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     """
     if config.plot:
         figure_class()
+    if config.dataset_name is None:
+        config = replace(config, dataset_name=config.dataset_for(asyncio.run(_model(config))))
     items = make_workload(config)
     model, outcomes, duration_s = asyncio.run(_ask(config, items))
     results = evaluate(outcomes, duration_s, config.objectives, config.percentiles)
@@ -54,9 +57,17 @@ def http_client(timeout_s: float, api_key: str | None) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
 
 
+async def _model(config: BenchConfig) -> str:
+    async with _client_for(config) as http:
+        return config.model or await first_model(http, config.url)
+
+
+def _client_for(config: BenchConfig) -> httpx2.AsyncClient:
+    return http_client(config.request_timeout_s, config.api_key or os.environ.get("OPENAI_API_KEY"))
+
+
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:
-    key = config.api_key or os.environ.get("OPENAI_API_KEY")
-    async with http_client(config.request_timeout_s, key) as http:
+    async with _client_for(config) as http:
         model = config.model or await first_model(http, config.url)
         with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
             outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())

@@ -86,9 +86,10 @@ def engine(
     out: Path | None,
     **options: Any,
 ) -> None:
-    """Measure the output tokens per second of offline generation, and print one JSON line.
+    """Measure offline generation, without a server.
 
-    Prompts are random token ids, and nothing is cached. Without MODEL, the demo model is measured.
+    Prints the output tokens per second as one JSON line. Prompts are random token ids, and nothing is cached. Without
+    MODEL, the demo model is measured.
     """
     from alignedserve import LLM, demo
 
@@ -117,7 +118,10 @@ def engine(
 @options_of(BenchConfig, without=["plot"])
 @click.option("--plot", type=OutputFile(), help="PNG file to draw, with TTFT, TPOT, and attainment over time")
 def serve(plot: Path | None, **options: Any) -> None:
-    """Send requests to an OpenAI-compatible server and measure its answers."""
+    """Measure a server under load.
+
+    Sends requests to an OpenAI-compatible server, and prints times and rates of its answers.
+    """
     from alignedserve.bench.run import run
     from alignedserve.sim.figure import figure_class
 

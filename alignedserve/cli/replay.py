@@ -14,9 +14,10 @@ from alignedserve.cli.progress import busy
 @click.command("replay", cls=Command)
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def command(log: Path) -> None:
-    """Replay the events in LOG on a new router and compare its orders with the recorded ones.
+    """Check that an event log leads to the same orders.
 
-    LOG is a file of `alignedserve serve --event-log DIR`. The exit status is 1 if the orders differ.
+    A new router gets the events in LOG, and its orders are compared with the recorded ones. LOG is a file of
+    `alignedserve serve --event-log DIR`. The exit status is 1 if the orders differ.
     """
     from alignedserve.router.replay_diff import compare, format_divergence
 

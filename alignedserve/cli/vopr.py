@@ -66,7 +66,7 @@ def command(
     out: Path,
     shrink: bool,
 ) -> None:
-    """Run random systems in virtual time, inject faults, and check invariants.
+    """Check random systems with faults in virtual time.
 
     A seed makes an island of router, pool and instances. Some seeds make a whole system: several islands, gateways,
     batch jobs, a store, and clients over HTTP.

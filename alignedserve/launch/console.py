@@ -54,10 +54,6 @@ class _Begun:
     # whether a timer will look at it
     is_watched: bool = False
 
-    def take(self) -> str:
-        text, self.text = self.text, ""
-        return text
-
 
 class FormattedLines(WholeLines):
     """Writes whole lines in one of logs.FORMATS. A line that has not ended is held back for SHOW_S seconds, also if it
@@ -68,24 +64,31 @@ class FormattedLines(WholeLines):
         super().__init__(stream)
         self._form = form
         self._level = level
+        # lines of all threads that have not ended, in the order in which they were begun
+        self._open: dict[_Begun, None] = {}
+        self._is_finished = False
 
     def write(self, text: str) -> int:
         whole, end, rest = text.rpartition("\n")
         begun = self._own
         with self._lock:
             if end:
-                self._emit(f"{begun.take()}{whole}{end}")
+                self._emit(f"{self._take_from(begun)}{whole}{end}")
             if rest:
                 self._begin(begun, rest)
+            if self._is_finished:
+                self.finish()
         return len(text)
 
     def flush(self) -> None:
         """Lines that have ended are written already. A timer shows the others."""
 
     def finish(self) -> None:
-        """Writes what this thread has begun."""
+        """Writes what threads have begun. From here on nothing is held back, because the process is about to exit."""
         with self._lock:
-            self._emit(self._own.take())
+            self._is_finished = True
+            for begun in list(self._open):
+                self._emit(self._take_from(begun))
 
     @property
     def _own(self) -> _Begun:
@@ -98,8 +101,9 @@ class FormattedLines(WholeLines):
     def _begin(self, begun: _Begun, text: str) -> None:
         if not begun.text:
             begun.since_s = time.monotonic()
+            self._open[begun] = None
         begun.text += text
-        if not begun.is_watched:
+        if not begun.is_watched and not self._is_finished:
             self._watch(begun, SHOW_S)
 
     def _watch(self, begun: _Begun, seconds: float) -> None:
@@ -122,7 +126,12 @@ class FormattedLines(WholeLines):
                 return
             # The reader of the output may be gone.
             with contextlib.suppress(OSError, ValueError):
-                self._emit(begun.take())
+                self._emit(self._take_from(begun))
+
+    def _take_from(self, begun: _Begun) -> str:
+        self._open.pop(begun, None)
+        text, begun.text = begun.text, ""
+        return text
 
     def _emit(self, text: str) -> None:
         lines = (self._line(line) for line in text.removesuffix("\n").split("\n"))

@@ -6,12 +6,15 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 _OTHERS_WRITE = "other users of this machine can write in it; give a directory in it, or take that right away"
+# seconds that a lock of another program is waited for, and between two attempts
+_MAX_WAIT_S, _POLL_S = 1.0, 0.02
 
 
 def make_directory(path: str | Path) -> None:
@@ -25,14 +28,26 @@ def make_directory(path: str | Path) -> None:
 @contextmanager
 def kept(directory: str | Path) -> Iterator[None]:
     """Keeps systemd-tmpfiles from removing what is old in the directory while the block runs. It skips locked
-    directories. Where the directory can't be locked, it is as it would be without."""
+    directories, and locks one itself while it looks into it. Where the directory can't be locked, it is as it would be
+    without."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    deadline_s = time.monotonic() + _MAX_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_POLL_S)
 
 
 def can_others_write(directory: Path) -> bool:

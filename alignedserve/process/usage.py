@@ -8,6 +8,8 @@ from dataclasses import dataclass
 # Fields of /proc/PID/stat after the name, which may hold spaces: utime, stime; and cutime, cstime, the times of child
 # processes that have ended.
 _OWN, _ENDED = slice(11, 13), slice(13, 15)
+# when the process was started, which tells it from a later one with the same id
+_START = 19
 # The most attempts to read all processes of a tree while none of them ends.
 _MAX_TRIES = 3
 
@@ -27,11 +29,33 @@ class _Read:
     own: int
     # the CPU time of its child processes that have ended, in ticks
     ended: int
+    start: int
 
 
-def usage_of(pid: int) -> Usage | None:
-    """Returns what the process and its child processes use; None if there is no such process. It reads a file for each
-    of their threads, which may take milliseconds."""
+class UsageMeter:
+    """Measures processes. Their CPU time never falls, although a child process may take its own with it: if its parent
+    ends first, or does not wait for it."""
+
+    def __init__(self) -> None:
+        # by process id: its start, and the most CPU time found so far, in ticks
+        self._most: dict[int, tuple[int, int]] = {}
+
+    def usage_of(self, pid: int) -> Usage | None:
+        """Returns what the process and its child processes use; None if there is no such process. It reads a file for
+        each of their threads, which may take milliseconds."""
+        found = _measure(pid)
+        if found is None:
+            self._most.pop(pid, None)
+            return None
+        start, ticks, num_pages = found
+        before, most = self._most.get(pid, (start, 0))
+        ticks = max(ticks, most) if start == before else ticks
+        self._most[pid] = (start, ticks)
+        return Usage(ticks / os.sysconf("SC_CLK_TCK"), num_pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _measure(pid: int) -> tuple[int, int, int] | None:
+    """Returns when the process was started, and the CPU time in ticks and the pages of it and its child processes."""
     for _ in range(_MAX_TRIES):
         pids = _tree(pid)
         found = [_read(each) for each in pids]
@@ -42,7 +66,7 @@ def usage_of(pid: int) -> Usage | None:
         return None
     ticks = first.own + first.ended + sum(each.own + each.ended for each in found[1:] if each)
     num_pages = _resident(pid)[0] + sum(resident - shared for resident, shared in map(_resident, pids[1:]))
-    return Usage(ticks / os.sysconf("SC_CLK_TCK"), num_pages * os.sysconf("SC_PAGE_SIZE"))
+    return first.start, ticks, num_pages
 
 
 def _tree(pid: int) -> list[int]:
@@ -66,7 +90,7 @@ def _read(pid: int) -> _Read | None:
     if not text:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return _Read(sum(map(int, fields[_OWN])), sum(map(int, fields[_ENDED])))
+    return _Read(sum(map(int, fields[_OWN])), sum(map(int, fields[_ENDED])), int(fields[_START]))
 
 
 def _ended(found: list[_Read | None]) -> list[int | None]:

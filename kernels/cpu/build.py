@@ -1,25 +1,32 @@
 """Finds csrc/ as one shared library, or compiles it, once per machine and version of the sources.
 
 A wheel may hold libraries for levels of processors (`levels.py`). One of them is used if the sources have no faster
-code for this CPU, or if there is no compiler.
+code for this CPU, or if a faster library can't be compiled and loaded.
 
 A compiled library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags,
-compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two
-processes may build at once: each works in its own folder, and the last rename wins, with the same contents.
+compiler and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. One
+process builds at a time, and the others use what it built. Where the cache can't be locked, several may build at once:
+each works in its own folder, and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from alignedserve.kernels.cpu.levels import LEVELS, Level, best, is_all
+
+logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 PREBUILT_DIR = Path(__file__).parent / "prebuilt"
@@ -62,25 +69,25 @@ def find_compiler() -> str:
     )
 
 
-def build() -> Path:
-    """Returns the path of the library. Compiles it if neither the wheel nor the cache has it. If that fails, takes a
-    slower one of the wheel."""
+def build(path: Path, again: bool = False) -> Path:
+    """Compiles the library into `path` if it is not there, or `again`, and returns the path. Raises NoCompiler or
+    BuildFailed."""
     try:
-        return _build(library_path())
-    except BuildFailed:
-        prebuilt, _ = _prebuilt()
-        if prebuilt:
-            return prebuilt
-        raise
-
-
-def _build(path: Path) -> Path:
-    try:
-        if not path.exists():
+        if again or not path.exists():
             compiler = find_compiler()
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
-                os.replace(_compile(compiler, _flags(), Path(folder)), path)
+            if os.statvfs(path.parent).f_flag & os.ST_NOEXEC:
+                raise BuildFailed(
+                    f"the CPU kernels can't be loaded from {path.parent}, which is on a file system mounted noexec. "
+                    "Set $ALIGNEDSERVE_CACHE_DIR to a folder on another one"
+                )
+            with (
+                _locked(path.parent),
+                tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder,
+            ):
+                if again or not path.exists():
+                    logger.warning("Compiling the CPU kernels into %s: once, in a minute or two", path.parent)
+                    os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
         raise BuildFailed(
             f"the CPU kernels can't be stored in {path.parent}: {error}. "
@@ -89,17 +96,30 @@ def _build(path: Path) -> Path:
     return path
 
 
-def library_path() -> Path:
-    """Returns the path of the library. One that has to be compiled may not exist yet."""
-    prebuilt, is_fastest = _prebuilt()
-    if prebuilt and is_fastest:
-        return prebuilt
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
-    except NoCompiler:
-        if prebuilt:
-            return prebuilt
-        raise
+        # Some network file systems lock no folders.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def library_path() -> Path:
+    """Returns the path of the fastest library for this CPU. One that has to be compiled may not exist yet. Raises
+    NoCompiler if there is none and no compiler."""
+    path, is_fastest = _prebuilt()
+    if path and is_fastest:
+        return path
+    return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
+
+
+def prebuilt() -> Path | None:
+    """Returns the path of the wheel's fastest library that this CPU can run; None if the wheel has none."""
+    return _prebuilt()[0]
 
 
 def prebuild(name: str, level: Level, folder: Path) -> Path:

@@ -3,39 +3,81 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from alignedserve.kernels.cpu import build, structs
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    functions: ctypes.CDLL
+    path: Path
+    # False if it was compiled for this call
+    was_there: bool = True
+    # why it is not the fastest one for this CPU; empty if it is
+    why_slower: str = ""
+
+
+def library() -> ctypes.CDLL:
+    return loaded().functions
+
 
 @cache
-def library() -> ctypes.CDLL:
-    loaded = _load()
-    structs.declare(loaded)
+def loaded() -> Loaded:
+    """Loads the fastest library that is there or can be compiled. If that fails, it takes a slower one of the wheel.
+    Raises NoCompiler or BuildFailed if there is neither."""
+    found = _load()
+    functions = found.functions
+    structs.declare(functions)
     sizes = {
-        structs.Op: loaded.size_of_op(),
-        structs.Step: loaded.size_of_step(),
-        structs.KvBlocks: loaded.size_of_kv_blocks(),
-        structs.Ranks: loaded.size_of_ranks(),
+        structs.Op: functions.size_of_op(),
+        structs.Step: functions.size_of_step(),
+        structs.KvBlocks: functions.size_of_kv_blocks(),
+        structs.Ranks: functions.size_of_ranks(),
     }
     for struct, size in sizes.items():
         if ctypes.sizeof(struct) != size:
             raise RuntimeError(
                 f"{struct.__name__} has {ctypes.sizeof(struct)} bytes in Python, {size} in C++"
             )
-    return loaded
+    return found
 
 
-def _load() -> ctypes.CDLL:
-    path = build.build()
+def _load() -> Loaded:
+    try:
+        return _fastest()
+    except (build.NoCompiler, build.BuildFailed) as error:
+        prebuilt = build.prebuilt()
+        if not prebuilt:
+            raise
+        found = Loaded(_open(prebuilt), prebuilt, why_slower=str(error))
+        logger.warning("The wheel's CPU kernels are used, which are slower on this CPU: %s", error)
+        return found
+
+
+def _fastest() -> Loaded:
+    path = build.library_path()
+    was_there = path.exists()
+    build.build(path)
+    try:
+        return Loaded(_open(path), path, was_there)
+    except build.BuildFailed:
+        if path.parent == build.PREBUILT_DIR or not was_there:
+            raise
+    # The file is incomplete for some reason. Build it again.
+    build.build(path, again=True)
+    return Loaded(_open(path), path, was_there=False)
+
+
+def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         if path.parent == build.PREBUILT_DIR:
             raise build.BuildFailed(f"the wheel's CPU kernels can't be loaded: {error}") from error
-        # The file is incomplete for some reason. Build it again.
-        path.unlink(missing_ok=True)
-        try:
-            return ctypes.CDLL(str(build.build()))
-        except OSError as error:
-            raise build.BuildFailed(f"the CPU kernels in {path.parent} can't be loaded: {error}") from error
+        raise build.BuildFailed(f"the CPU kernels can't be loaded: {error}") from error

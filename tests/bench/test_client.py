@@ -180,9 +180,11 @@ def test_the_model_is_the_first_that_the_server_lists() -> None:
     play(scenario)
 
 
-def test_the_command_runs_and_saves(tmp_path: Path) -> None:
+# The server lists the demo model, so both are the same.
+@pytest.mark.parametrize("dataset", [["--dataset-name", "demo"], []])
+def test_the_command_runs_and_saves(tmp_path: Path, dataset: list[str]) -> None:
     """From the options to the file; the whole run on another thread than the server."""
-    options = ["--dataset-name", "demo", "--num-prompts", "6", "--goodput", "ttft:20000", "tpot:9000"]
+    options = [*dataset, "--num-prompts", "6", "--goodput", "ttft:20000", "tpot:9000"]
     options += ["--save-result", "--result-dir", str(tmp_path), "--disable-tqdm"]
 
     async def scenario() -> None:

@@ -130,3 +130,20 @@ def test_a_trace_keeps_its_own_time_at_its_own_speed(tmp_path: Path) -> None:
 def test_what_can_not_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "expected"),
+    [
+        ({}, "demo", "demo"),
+        ({}, "other", "random"),
+        ({"dataset_name": "random"}, "demo", "random"),
+        ({"random_input_len": 10}, "demo", "random"),
+        ({"tokenizer": "DIR"}, "demo", "random"),
+        ({"dataset_name": "demo"}, "other", "demo"),
+    ],
+)
+def test_the_demo_model_gets_its_tasks_unless_other_prompts_were_chosen(
+    options: dict[str, Any], model: str, expected: str
+) -> None:
+    assert config(**options).dataset_for(model) == expected

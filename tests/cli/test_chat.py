@@ -25,6 +25,7 @@ from tests.doc_sessions import ROOT, form, sessions
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served
 from tests.launch.server import Server, serving
+from tests.test_doc_commands import blocks
 
 
 def alignedserve(*words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
@@ -80,6 +81,24 @@ def test_the_quickstart_shows_what_is_printed(
         )[0]
     answer = json.loads((tmp_path / "out.jsonl").read_text())["response"]["body"]
     assert answer["choices"][0]["message"]["content"] == "h-o-u-s-e"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [ROOT / "README.md", QUICKSTART], ids=lambda page: page.stem)
+def test_the_sample_of_a_page_counts_right(
+    server: Server, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = [text for text in blocks(page, "python") if "openai.OpenAI(" in text]
+    assert "http://127.0.0.1:8000/v1" in code
+    exec(compile(code.replace("http://127.0.0.1:8000", server.url), page.name, "exec"), {})
+    assert capsys.readouterr().out == "7, 8, 9, 10, 11, 12"
+
+
+@pytest.mark.slow
+def test_a_load_without_options_is_answered(server: Server) -> None:
+    done = alignedserve("bench", "serve", "--base-url", server.url, "--num-prompts", "10", "--disable-tqdm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Successful requests: +10\b", done.stdout) and "Correct answers" in done.stdout
 
 
 @pytest.mark.slow

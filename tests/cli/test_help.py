@@ -136,6 +136,8 @@ def test_help_is_not_read_from_the_environment() -> None:
 def test_each_command_has_a_line_that_is_shown_whole() -> None:
     found = invoke("--help").stdout
     assert all(f"{name} " in found and text in found for name, (text, _) in COMMANDS.items())
+    for group in {path[0] for path in ALL_COMMANDS if len(path) > 1}:
+        assert "..." not in invoke(group, "--help").stdout.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""An environment for each client, in the user's cache. `make clients` makes them, and is quick the second time.
+"""An environment for each client, and for Helm, in the user's cache. `make clients` makes them, and is quick the
+second time.
 
     python -m tests.clients.environments [make|lock] [NAME...]
 
@@ -167,7 +168,8 @@ def lock(name: str) -> None:
     if not source.exists():
         return
     options = ("-q", "--python-version", "3.11", "--no-header", "--no-annotate", "--no-emit-index-url")
-    command = [_found("uv"), "pip", "compile", *options, str(source)]
+    alone = ["--no-deps"] if source.read_text().startswith("# without its dependencies") else []
+    command = [_found("uv"), "pip", "compile", *options, *alone, str(source)]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     shared = [line for line in found if SHARED.match(line)]
     own = [line for line in found if line not in shared]

@@ -29,6 +29,7 @@ PROBE: Shape = {
 CONTAINER: Shape = {
     "name": NAME,
     "image": TEXT,
+    "imagePullPolicy": re.compile("Always|IfNotPresent|Never"),
     "command": [TEXT],
     "args": [TEXT],
     "env": [{"name": TEXT, "value": TEXT, "valueFrom": {"secretKeyRef": {"name": NAME, "key": TEXT}}}],
@@ -54,6 +55,8 @@ POD: Shape = {
         "initContainers": [CONTAINER],
         "containers": [CONTAINER],
         "volumes": [VOLUME],
+        "nodeSelector": (TEXT,),
+        "tolerations": [{"key": TEXT, "operator": TEXT, "value": TEXT, "effect": TEXT}],
     },
 }
 CLUSTER: Shape = {
@@ -73,7 +76,7 @@ CLUSTER: Shape = {
 }
 CLAIM: Shape = {
     "metadata": METADATA,
-    "spec": {"accessModes": [TEXT], "resources": {"requests": (QUANTITY,)}},
+    "spec": {"accessModes": [TEXT], "storageClassName": NAME, "resources": {"requests": (QUANTITY,)}},
 }
 SPECS: dict[tuple[str, str], Shape] = {
     ("ray.io/v1", "RayCluster"): CLUSTER,
@@ -85,6 +88,7 @@ SPECS: dict[tuple[str, str], Shape] = {
         "rayClusterSpec": CLUSTER,
     },
     ("v1", "Service"): {
+        "type": re.compile("ClusterIP|NodePort|LoadBalancer"),
         "selector": (TEXT,),
         "ports": [{"name": NAME, "port": int, "targetPort": int}],
     },

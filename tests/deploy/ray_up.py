@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alignedserve.kernels.cpu.build import build, cache_dir
+from alignedserve.kernels.cpu.build import build, cache_dir, library_path
 from tests.deploy.hosts import USER, Host, Net, network, packages_of_this_environment, why_not
 from tests.launch.streams import engine_alone
 
@@ -206,7 +206,7 @@ def cluster(num_workers: int) -> Iterator[RayUp]:
     if reason := why_not():
         pytest.skip(f"ray up: {reason}")
     # Hosts find the kernels there.
-    build()
+    build(library_path())
     login = packages_of_this_environment() | {
         "ALIGNEDSERVE_CACHE_DIR": str(cache_dir()),
         "OMP_NUM_THREADS": "1",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from alignedserve import demo
-from alignedserve.kernels.cpu.build import build, cache_dir
+from alignedserve.kernels.cpu.build import build, cache_dir, library_path
 from alignedserve.launch.ray_cluster import OBJECT_STORE_BYTES
 from alignedserve.store.server import find_server
 from tests.deploy.changes import in_turn
@@ -112,7 +112,7 @@ def cluster() -> Iterator[Cluster]:
     if reason := why_not():
         pytest.skip(f"gateways on islands' hosts: {reason}")
     # Hosts find the kernels there.
-    build()
+    build(library_path())
     login = packages_of_this_environment() | {"OMP_NUM_THREADS": "1"}
     env = os.environ | {
         "ALIGNEDSERVE_CACHE_DIR": str(cache_dir()),

@@ -43,7 +43,7 @@ def test_kernels_of_arm_yield_the_same(
         every = 1 if everything else EVERY
         first = Random(f"{draw} {processor}").randrange(every)
         emulated = {
-            "EMULATED_LIBRARY": f"{EMULATOR} -L {LIBRARIES} {call} {build.build()}",
+            "EMULATED_LIBRARY": f"{EMULATOR} -L {LIBRARIES} {call} {build.build(build.library_path())}",
             "EMULATED_TESTS": f"{first} {every}",
         }
         tests = [f"tests/kernels/test_{area}.py" for area in AREAS]

@@ -64,6 +64,12 @@ def test_an_unknown_machine_has_none() -> None:
     assert best(["x86-64-v3"], "riscv64", HASWELL) is None
 
 
+@pytest.fixture(scope="module")
+def compiled() -> bytes:
+    """A library that can be loaded."""
+    return build.build(build.library_path()).read_bytes()
+
+
 @pytest.fixture
 def prebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder that holds a file for x86-64-v4, as in a wheel."""
@@ -79,7 +85,7 @@ def test_a_wheels_library_is_used_where_it_is_the_fastest(
     monkeypatch: pytest.MonkeyPatch, prebuilt: Path
 ) -> None:
     monkeypatch.setattr(build, "cpu_features", lambda: " ".join(SKYLAKE))
-    assert build.build() == prebuilt
+    assert build.library_path() == prebuilt
 
 
 def test_a_faster_one_is_compiled_if_there_is_a_compiler(
@@ -87,8 +93,37 @@ def test_a_faster_one_is_compiled_if_there_is_a_compiler(
 ) -> None:
     monkeypatch.setattr(build, "cpu_features", lambda: " ".join(ZEN_4))
     assert build.library_path().parent == build.cache_dir()
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert build.build() == prebuilt
+    assert build.prebuilt() == prebuilt
+
+
+# What a compiler does that makes no library which can be loaded: it is missing, it fails, it writes something else.
+COMPILERS = {
+    "no-such-compiler": None,
+    "exited with 3": "exit 3",
+    "can't be loaded": 'for name; do :; done; echo > "$name"',
+}
+
+
+@pytest.mark.parametrize("reason", COMPILERS)
+def test_the_wheels_is_used_where_a_faster_one_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: bytes,
+    prebuilt: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    reason: str,
+) -> None:
+    compiler = tmp_path / "no-such-compiler"
+    if text := COMPILERS[reason]:
+        compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{text}\n')
+        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("ALIGNEDSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "cpu_features", lambda: " ".join(ZEN_4))
+    prebuilt.write_bytes(compiled)
+    found = library._load()
+    assert found.path == prebuilt and reason in found.why_slower
+    assert "The wheel's CPU kernels are used" in caplog.text and reason in caplog.text
 
 
 def test_one_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch, prebuilt: Path) -> None:
@@ -96,13 +131,13 @@ def test_one_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch, prebu
     monkeypatch.setattr(build, "cpu_features", lambda: " ".join(SKYLAKE))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(build.NoCompiler):
-        build.build()
+        library._load()
 
 
 def test_a_level_can_be_named(monkeypatch: pytest.MonkeyPatch, prebuilt: Path) -> None:
     monkeypatch.setattr(build, "cpu_features", lambda: " ".join(ZEN_4))
     monkeypatch.setenv("ALIGNEDSERVE_CPU", "x86-64-v4")
-    assert build.build() == prebuilt
+    assert build.library_path() == prebuilt
     monkeypatch.setenv("ALIGNEDSERVE_CPU", "x86-64-v3")
     assert build.library_path().parent == build.cache_dir()
 

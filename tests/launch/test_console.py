@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,30 @@ def test_what_ray_repeats_at_length_and_empty_lines_are_left_out(form: str) -> N
 def test_a_line_is_written_once_it_has_ended() -> None:
     (line,) = printed("text", "one ", "line", "\n", "another")
     assert line.endswith("Z one line")
+
+
+def test_what_any_thread_has_begun_is_written_at_the_end() -> None:
+    written = io.StringIO()
+    lines = FormattedLines(written, "text", "warning")
+    lines.write("one")
+    # It goes on as long as its thread does.
+    is_over = threading.Event()
+
+    def run() -> None:
+        lines.write("two")
+        is_over.wait()
+        lines.write("three")
+
+    other = threading.Thread(target=run)
+    other.start()
+    while "two" not in [begun.text for begun in list(lines._open)]:
+        pass
+    assert written.getvalue() == ""
+    lines.finish()
+    is_over.set()
+    other.join()
+    lines.write("four\n")
+    assert [line.split()[1] for line in written.getvalue().splitlines()] == ["one", "two", "three", "four"]
 
 
 SHOWING = """

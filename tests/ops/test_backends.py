@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.kernels.cpu.library import library
+from alignedserve.kernels.cpu.library import loaded
 from alignedserve.ops import make_ops
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.tiny_models import greedy, prompts
@@ -39,14 +39,14 @@ def test_without_a_compiler_torch_runs_and_says_why(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     monkeypatch.setenv("ALIGNEDSERVE_CACHE_DIR", str(tmp_path))
-    library.cache_clear()
+    loaded.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             engine = make_engine(tiny_model("qwen2"))
         assert tokens(run(engine, prompts()[:3], greedy_params())) == greedy(tiny_model("qwen2"))[:3]
     finally:
         monkeypatch.undo()
-        library.cache_clear()
+        loaded.cache_clear()
     assert "no-such-compiler" in caplog.text and "torch" in caplog.text
 
 

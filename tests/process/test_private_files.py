@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from alignedserve.process import private_files
 from alignedserve.process.private_files import can_others_write, kept
 
 
@@ -49,6 +51,25 @@ def test_a_kept_directory_is_locked_and_several_may_keep_it(tmp_path: Path) -> N
             assert is_locked(tmp_path)
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_a_cleaners_lock_is_waited_for(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    cleaning = threading.Timer(0.1, os.close, [descriptor])
+    cleaning.start()
+    with kept(tmp_path):
+        cleaning.join()
+        assert is_locked(tmp_path)
+
+
+def test_a_lock_that_stays_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_files, "_MAX_WAIT_S", 0.05)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with kept(tmp_path):
+        os.close(descriptor)
+        assert not is_locked(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="there is no systemd here")

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import time
 
-from alignedserve.process.usage import Usage, usage_of
+from alignedserve.process.usage import Usage, UsageMeter
 
 
 def test_cpu_time_and_memory_of_a_process() -> None:
-    used = usage_of(os.getpid())
+    used = UsageMeter().usage_of(os.getpid())
     assert used and used.resident_bytes > 10 << 20
     begun_s = time.process_time()
     while time.process_time() - begun_s < 0.1:
         pass
-    again = usage_of(os.getpid())
+    again = UsageMeter().usage_of(os.getpid())
     # in hundredths of a second
     assert again and again.cpu_s - used.cpu_s >= 0.08
 
@@ -27,10 +27,10 @@ def test_a_process_whose_name_looks_like_fields() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout and process.stdout.readline()
-        used = usage_of(process.pid)
+        used = UsageMeter().usage_of(process.pid)
         assert used and 0 <= used.cpu_s < 60 and 1 << 20 < used.resident_bytes < 1 << 30
         process.communicate(b"\n")
-    assert usage_of(process.pid) is None
+    assert UsageMeter().usage_of(process.pid) is None
 
 
 # It uses a second of CPU time and 64 MiB itself, and shares 64 MiB with its parent. Then it waits.
@@ -73,7 +73,7 @@ def test_child_processes_count_while_they_run_and_afterwards() -> None:
         def used_when(said: bytes) -> Usage:
             assert process.stdin and process.stdout
             assert process.stdout.readline() == said + b"\n"
-            found = usage_of(process.pid)
+            found = UsageMeter().usage_of(process.pid)
             assert found
             process.stdin.write(b"\n")
             process.stdin.flush()
@@ -98,8 +98,38 @@ for _ in range(5):
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()
-        last_s = 0.0
+        last_s, meter = 0.0, UsageMeter()
         while process.poll() is None:
-            used = usage_of(process.pid)
+            used = meter.usage_of(process.pid)
             assert used and used.cpu_s >= last_s
             last_s = used.cpu_s
+
+
+# Its child process uses CPU time, and its child's child more. The latter outlives the former.
+ORPHANING = """
+import subprocess, sys
+grandchild = "import time\\nwhile time.process_time() < 0.3: pass\\nprint(1, flush=True); input()"
+child = "import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1]]); input()"
+with subprocess.Popen([sys.executable, "-S", "-c", child, grandchild], stdin=subprocess.PIPE) as running:
+    sys.stdin.readline()
+    running.kill()
+    running.wait()
+    print(2, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_cpu_time_does_not_fall_when_a_child_process_leaves_the_tree() -> None:
+    meter = UsageMeter()
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", ORPHANING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == b"1\n"
+        before = meter.usage_of(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"2\n"
+        after, anew = meter.usage_of(process.pid), UsageMeter().usage_of(process.pid)
+        assert before and after and anew and anew.cpu_s < before.cpu_s <= after.cpu_s
+        process.communicate(b"\n")
+    assert meter.usage_of(process.pid) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -116,3 +117,33 @@ def test_a_lost_pool_is_not_waited_for_though_it_maps_its_own_memory(segment: st
         assert not parting.add(hello_of(pool.pid, "kvpool"))
         assert not len(parting) and pool.poll() is None
         pool.kill()
+
+
+@pytest.fixture
+def no_descriptors() -> Iterator[None]:
+    """This process can open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_free_descriptor_a_process_is_waited_for_and_not_killed(
+    segment: str, request: pytest.FixtureRequest
+) -> None:
+    parting = Parting(0.0, Host())
+    parting.segment = segment
+    pool = hello_of(os.getpid() + 1, "kvpool")
+    pool.segment = segment
+    with hanging() as stranger, hanging(segment) as user:
+        request.getfixturevalue("no_descriptors")
+        assert parting.add(hello_of(user.pid)) and parting.add(hello_of(stranger.pid, "decode"))
+        assert parting.puts_off(pool, connected=[user.pid, stranger.pid])
+        assert not parting.take_gone()
+        assert stranger.poll() is None and user.poll() is None
+        resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
+        gone = parting.take_gone()
+        assert user.wait(30) == -signal.SIGKILL
+        gone += parting.take_gone()
+        assert [hello.pid for hello in gone] == [stranger.pid, user.pid]
+        stranger.kill()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
-from alignedserve.kernels.cpu.build import PREBUILT_DIR, cpu_features, library_path
+from alignedserve.kernels.cpu.build import PREBUILT_DIR, cpu_features
+from alignedserve.kernels.cpu.library import Loaded, loaded
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
 # The instruction sets for which the kernels have code, the fastest first.
@@ -54,8 +55,6 @@ def check_backend(case: Case) -> Iterator[Finding]:
     wanted = fastest(case.device) if name == "auto" else name
     begun_s = time.monotonic()
     try:
-        library = library_path() if wanted == "cpu" else None
-        is_built = library is not None and library.exists()
         make_ops(wanted, case.device, case.torch_dtype, head_dim, quantization=case.engine.quantization)
     except UNAVAILABLE as error:
         if name == "auto":
@@ -63,13 +62,22 @@ def check_backend(case: Case) -> Iterator[Finding]:
         else:
             yield fail(str(error), "follow the message, or use --attention-backend auto")
         return
-    if library:
-        built = "built before" if is_built else f"built in {time.monotonic() - begun_s:.1f} s"
-        if library.parent == PREBUILT_DIR:
-            built = f"from the wheel ({library.stem.partition('-')[2]})"
-        yield native_finding(built, cpu_features())
+    if wanted == "cpu":
+        yield from library_findings(loaded(), time.monotonic() - begun_s)
     else:
         yield ok(f"backend {wanted}")
+
+
+def library_findings(library: Loaded, took_s: float) -> Iterator[Finding]:
+    built = "built before" if library.was_there else f"built in {took_s:.1f} s"
+    if library.path.parent == PREBUILT_DIR:
+        built = f"from the wheel ({library.path.stem.partition('-')[2]})"
+    if library.why_slower:
+        yield warn(
+            f"backend cpu, {built}, which is slower on this CPU: {library.why_slower}", "follow the message"
+        )
+    else:
+        yield native_finding(built, cpu_features())
 
 
 def native_finding(built: str, features: str) -> Finding:

@@ -25,7 +25,7 @@ from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.metrics import IGNORED_NAMES, OTHER, Metrics
 from alignedserve.lengths.prediction import SOURCES
-from alignedserve.process.usage import usage_of
+from alignedserve.process.usage import UsageMeter
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
 from alignedserve.types import GATEWAY, InstanceId, is_island_gateway, without_generation
 
@@ -55,7 +55,7 @@ def metrics_route(
     """`gateways` are the gateways at this port, if there are several. `num_wanted` returns the number of islands that
     the traffic needs, or 0. `me` is this gateway, and `models` are the names that clients may ask for, the base model's
     first."""
-    routes = APIRouter()
+    routes, meter = APIRouter(), UsageMeter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
     async def expose(http: Request) -> Response:
@@ -70,7 +70,7 @@ def metrics_route(
             [
                 *own,
                 *_of_islands(clusters),
-                *await asyncio.to_thread(lambda: [*_usage(clusters, me)]),
+                *await asyncio.to_thread(lambda: [*_usage(clusters, me, meter)]),
                 _jobs(count_jobs()),
                 _wanted(num_wanted()),
                 *_infos(models),
@@ -313,7 +313,7 @@ def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
     return up
 
 
-def _usage(clusters: Mapping[int, Cluster], me: InstanceId) -> Iterator[Metric]:
+def _usage(clusters: Mapping[int, Cluster], me: InstanceId, meter: UsageMeter) -> Iterator[Metric]:
     """Processes of islands are measured by their routers, and gateways of this host here. Those have no island."""
     cpu = _counter(
         "process_cpu_seconds", "CPU time of each process and its child processes.", *INSTANCE_LABELS
@@ -335,7 +335,7 @@ def _usage(clusters: Mapping[int, Cluster], me: InstanceId) -> Iterator[Metric]:
                 cpu.add_metric(labels, process.cpu_s)
                 resident.add_metric(labels, process.resident_bytes)
     for name, pid in gateways.items():
-        if usage := usage_of(pid):
+        if usage := meter.usage_of(pid):
             cpu.add_metric(["", "gateway", name], usage.cpu_s)
             resident.add_metric(["", "gateway", name], usage.resident_bytes)
     yield from (cpu, resident)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import CDLL
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from alignedserve import demo
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota, num_free_bytes
 from alignedserve.cli.doctor.command import summary
-from alignedserve.cli.doctor.cpu import cores_finding, native_finding
+from alignedserve.cli.doctor.cpu import cores_finding, library_findings, native_finding
 from alignedserve.cli.doctor.finding import Check, Finding, Level, NotChecked, findings_of, in_bytes, ok
 from alignedserve.cli.doctor.gpu import gpu_findings
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
@@ -23,6 +24,8 @@ from alignedserve.cli.doctor.installation import check_extras, extra_finding, pa
 from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_finding
 from alignedserve.cli.doctor.model import check_adapters
 from alignedserve.cli.doctor.profile import profile_finding
+from alignedserve.kernels.cpu.build import PREBUILT_DIR
+from alignedserve.kernels.cpu.library import Loaded
 from alignedserve.launch.settings import settings_of
 from tests.tiny_adapters import write_adapter
 
@@ -106,6 +109,13 @@ def test_cores(
 def test_instructions_that_kernels_have_code_for() -> None:
     assert native_finding("built before", "flags : fma avx2").text == "backend cpu, built before, with fma"
     assert native_finding("built before", "flags : sse2").level == "warn"
+
+
+def test_kernels_that_are_not_the_fastest_are_named_with_the_reason() -> None:
+    path = PREBUILT_DIR / "0123456789ab-x86-64-v3.so"
+    (finding,) = library_findings(Loaded(CDLL(None), path, why_slower="tried g++"), took_s=0.1)
+    assert finding.level == "warn"
+    assert finding.text == "backend cpu, from the wheel (x86-64-v3), which is slower on this CPU: tried g++"
 
 
 def written(folder: Path, **files: str) -> None:

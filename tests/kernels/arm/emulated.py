@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from ctypes import Structure, c_char, c_int64, c_uint64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ class Memory:
 
 def pytest_configure() -> None:
     emulated = EmulatedLibrary(shlex.split(os.environ["EMULATED_LIBRARY"]))
-    library._load = lambda: emulated  # type: ignore[assignment,return-value]
+    library._load = lambda: library.Loaded(emulated, Path())  # type: ignore[arg-type]
     # Each call copies a whole arena, so arenas are kept small. It also examines all objects except the frozen ones.
     arena._CHUNK = 0
     gc.freeze()
