@@ -245,7 +245,7 @@ def test_one_that_is_lost_goes_first_after_many_that_are_not() -> None:
     while others:
         first = turns.in_order([*others, *lost], 0.0)[0]
         turns.assigned([first], 0.0)
-        (lost if first in lost else others).remove(first)
+        lost, others = ([each for each in some if each is not first] for some in (lost, others))
         seen.append(first.key)
     assert [place for place, key in enumerate(seen) if key < 3] == [OTHERS]
     assert turns.in_order(lost, 0.0) == lost
