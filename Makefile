@@ -53,11 +53,11 @@ check: lint types docs test
 vopr: .venv/installed
 	$(BIN)/alignedserve dev vopr --minutes $${MINUTES:-60} $${FIRST_SEED:+--first-seed $$FIRST_SEED} --out $${OUT:-.}
 
-# Ten scenarios that the commit's number draws, every policy in each, in MINUTES at most; it fails where the default policy
-# is too far behind. FIRST_SEED=7 for those from there on; OUT=DIR keeps what was found, and goes on from there.
+# The default policy in ten scenarios of the record that the commit's number draws. It fails where it has become worse than
+# recorded and is too far behind the others. SEED=7 for other scenarios. `python -m benchmarks.arena` plays new ones.
 arena: .venv/installed
-	timeout $${MINUTES:-15}m $(BIN)/python -m benchmarks.arena --gate --count $${COUNT:-10} --out "$${OUT:-$$(mktemp -d)}" \
-	  --first "$${FIRST_SEED:-$$(printf %d "0x$$(git rev-parse --short=7 HEAD)")}"
+	$(BIN)/python -m benchmarks.arena.recheck --count $${COUNT:-10} \
+	  --seed "$${SEED:-$$(printf %d "0x$$(git rev-parse --short=7 HEAD)")}"
 
 # a live server while its processes are killed; SEED=7 make soak, MINUTES=30 for longer
 soak: .venv/installed

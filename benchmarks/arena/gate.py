@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.arena.regret import Judged, standings
+from benchmarks.arena.regret import LEVEL, Judged, standings
 
 # The largest regrets, as shares of real time: in NEARLY of the scenarios, and in any.
 NEARLY_ALWAYS, EVER = 0.01, 0.03
 NEARLY = 0.98
 # The smallest shares of the most best effort at equal real time, and of the most goodput above the capacity.
 BEST_EFFORT, GOODPUT = 0.95, 0.85
+# Best effort is equal within this share.
+LEVEL_BEST_EFFORT = 0.05
 
 
 def failures(judged: Sequence[Judged], policy: str) -> list[str]:
@@ -38,3 +40,19 @@ def _failures(judged: Sequence[Judged], policy: str) -> Iterator[str]:
     means = {each.policy: each.mean for each in standings(judged)}
     for other in (each for each in means if means[each] < means[policy]):
         yield f"{other} has a smaller mean regret than {policy}"
+
+
+def worse(then: Judged, now: Judged, policy: str) -> Iterator[str]:
+    """Yields what has become worse in a scenario: the policy is further behind than ever is allowed, or its best effort
+    is, and both are more than noise worse than they were."""
+    before, after, number = then.verdicts[policy], now.verdicts[policy], now.regime.number
+    if after.regret > max(EVER, before.regret + LEVEL):
+        yield (
+            f"scenario {number}: {policy} is {100 * after.regret:.1f} points behind, and was {100 * before.regret:.1f}"
+        )
+    if before.be_share is not None and after.be_share is not None:
+        if after.be_share < min(BEST_EFFORT, before.be_share) - LEVEL_BEST_EFFORT:
+            yield (
+                f"scenario {number}: {policy} has {after.be_share:.2f} of the best effort of the best, and had "
+                f"{before.be_share:.2f}"
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.arena.curve import curve_page, falls, goodput, plot_curve
-from benchmarks.arena.gate import failures
+from benchmarks.arena.gate import failures, worse
 from benchmarks.arena.regret import Judged, at, be_by_value, by_value, standings
 from tests.benchmarks.arena_scores import judged_from, judged_of, score
 
@@ -253,3 +253,33 @@ def test_a_curve_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_curve(at_loads(aligned=(1.0, 0.9, 0.6, 0.45)), "aligned", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- against a record -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_worse"),
+    [
+        (0.95, 0.93, False),
+        (0.95, 0.919, True),
+        # It was behind already.
+        (0.80, 0.795, False),
+        (0.80, 0.78, True),
+    ],
+)
+def test_a_policy_is_worse_that_is_further_behind_than_allowed_and_than_before(
+    then: float, now: float, is_worse: bool
+) -> None:
+    before, after = (judged_of({"aligned": in_time, "fcfs": 0.95}) for in_time in (then, now))
+    assert bool([*worse(before, after, "aligned")]) == is_worse
+
+
+def test_a_policy_is_worse_with_less_best_effort_at_level_real_time() -> None:
+    def judged(tokens_per_s: float) -> Judged:
+        return judged_of({"aligned": 1.0, "fcfs": 1.0}, {"aligned": tokens_per_s, "fcfs": 1000.0})
+
+    assert not [*worse(judged(1000.0), judged(910.0), "aligned")]
+    assert [*worse(judged(1000.0), judged(890.0), "aligned")]
+    assert not [*worse(judged(700.0), judged(660.0), "aligned")]
+    assert [*worse(judged(700.0), judged(640.0), "aligned")]
