@@ -29,12 +29,12 @@ HEAD = """# Five papers' figures, and ours
 | **partly** | less of it, or only some parts of the claim |
 | **refuted** | no gain, or the reverse; {noise:.0%} either way is noise |
 
-The systems with which papers compare are scheduling policies here, on the same simulated engine. vLLM on colocated
-instances is `prompts-first` (in `benchmarks/papers/baselines.py`) where the paper's vLLM computed prompts in iterations
-of their own, and `fcfs` where it cut them into chunks. DistServe is `fcfs` on separate instances, and FastGen and
-Sarathi-Serve are `sarathi`. Except beside AlignedServe, these compute again what they preempt, as vLLM does. The
-papers' own policies are ours as they are, and keep that KV. Our figures are medians of the seeds. `--quick` runs a
-third of the requests and seconds that are given below.
+The systems with which papers compare are scheduling policies here, on the same simulated engine. On colocated
+instances, vLLM is `prompts-first` (in `benchmarks/papers/baselines.py`) where the paper's computed prompts in
+iterations of their own. Where it cut them into chunks, it is `fcfs`. DistServe is `fcfs` on separate instances, and
+FastGen and Sarathi-Serve are `sarathi`. Except beside AlignedServe, these compute again what they preempt, as vLLM
+does. The papers' own policies are ours as they are, and keep that KV. Our figures are medians of the seeds. `--quick`
+runs a third of the requests and seconds that are given below.
 
 Some workloads and baselines differ from those of earlier records, because they did not do what the paper's do:
 
