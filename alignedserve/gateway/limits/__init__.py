@@ -1,1 +1,1 @@
-"""What a client may ask for, and whose turn it is when many ask at once."""
+"""What a client may ask for, and turns among clients that ask at the same time."""
