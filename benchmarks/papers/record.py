@@ -54,7 +54,7 @@ class Record:
     def has(self, task: Task) -> bool:
         """Returns whether all claims of the experiment were measured, with any seeds, and in full if that is
         required."""
-        found = {(each.paper, each.claim) for each in self.findings()}
+        found = {(each.paper, each.claim) for each in self.findings() if each.numbers}
         names = [claim.name for claim in task.experiment.claims]
         return all((task.paper, name) in found and self._is_enough(task, name) for name in names)
 

@@ -215,6 +215,7 @@ def test_a_claim_keeps_its_older_finding_until_it_is_measured_again(tmp_path: Pa
     record.write()
     (found,) = Record.at(record.path).findings()
     assert (found.ours, found.verdict, found.numbers) == ("the ours", Verdict.PARTLY, {})
+    assert not record.has(tasks(["alise"], Size())[0])
     record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert [each.verdict for each in record.findings()] == [Verdict.REPRODUCED]
 
