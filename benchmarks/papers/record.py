@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Finding, Numbers, finding, names_of
+from benchmarks.papers.claim import Claim, Finding, Numbers, finding, names_of
 from benchmarks.papers.run import Task
+from benchmarks.papers.verdict import Verdict
 
 
 @dataclass
@@ -23,6 +24,9 @@ class Record:
     runs: list[dict[str, Any]] = field(default_factory=list)
     # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers.
     measured: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # The texts of findings that were measured with other workloads or baselines than the present ones, until they are
+    # measured again.
+    older: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
 
     @staticmethod
     def at(path: Path) -> Record:
@@ -30,7 +34,7 @@ class Record:
         if not path.exists():
             return Record(path)
         read = json.loads(path.read_text())
-        return Record(path, read["runs"], read["measured"])
+        return Record(path, read["runs"], read["measured"], read.get("older", {}))
 
     def begin(self, run: dict[str, Any]) -> None:
         self.runs.append(run)
@@ -39,17 +43,18 @@ class Record:
         """Replaces the results of earlier runs."""
         seeds = [dict(each) for each in by_seed]
         self.measured.setdefault(paper, {})[claim] = {"run": len(self.runs) - 1, "seeds": seeds}
+        self.older.get(paper, {}).pop(claim, None)
         self._drop_runs()
 
     def write(self) -> None:
         unfinished = self.path.with_suffix(".part")
-        unfinished.write_text(json.dumps({"runs": self.runs, "measured": self.measured}, indent=1) + "\n")
+        unfinished.write_text(json.dumps(self._content(), indent=1) + "\n")
         os.replace(unfinished, self.path)
 
     def has(self, task: Task) -> bool:
         """Returns whether all claims of the experiment were measured, with any seeds, and in full if that is
         required."""
-        found = {(each.paper, each.claim) for each in self.findings()}
+        found = {(each.paper, each.claim) for each in self.findings() if each.numbers}
         names = [claim.name for claim in task.experiment.claims]
         return all((task.paper, name) in found and self._is_enough(task, name) for name in names)
 
@@ -61,13 +66,26 @@ class Record:
         """Returns the findings for all current claims. Leaves out a claim if an older version of it was measured,
         because then the numbers are not those in its text."""
         return [
-            finding(paper.name, claim, found["seeds"])
+            found
             for paper in PAPERS.values()
             for experiment in paper.experiments
             for claim in experiment.claims
-            if (found := self.measured.get(paper.name, {}).get(claim.name))
-            and names_of(claim) <= found["seeds"][0].keys()
+            if (found := self._finding(paper.name, claim))
         ]
+
+    def _finding(self, paper: str, claim: Claim) -> Finding | None:
+        found = self.measured.get(paper, {}).get(claim.name)
+        if found and names_of(claim) <= found["seeds"][0].keys():
+            return finding(paper, claim, found["seeds"])
+        older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
+        if not older:
+            return None
+        texts = older | {"verdict": Verdict(older["verdict"])}
+        return Finding(paper, claim.name, numbers={}, **texts)
+
+    def _content(self) -> dict[str, Any]:
+        older = {"older": self.older} if any(self.older.values()) else {}
+        return {"runs": self.runs, "measured": self.measured} | older
 
     def _drop_runs(self) -> None:
         """Drops runs with no remaining results, except the current one."""

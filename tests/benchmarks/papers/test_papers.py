@@ -208,6 +208,18 @@ def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -
     assert [found.claim for found in record.findings()] == ["rate-alpaca"]
 
 
+def test_a_claim_keeps_its_older_finding_until_it_is_measured_again(tmp_path: Path) -> None:
+    names = ("text", "setup", "figure", "ours", "how", "reason")
+    texts = {name: f"the {name}" for name in names} | {"verdict": "partly"}
+    record = Record(tmp_path / "papers.json", [{"command": "one"}], older={"alise": {"rate-alpaca": texts}})
+    record.write()
+    (found,) = Record.at(record.path).findings()
+    assert (found.ours, found.verdict, found.numbers) == ("the ours", Verdict.PARTLY, {})
+    assert not record.has(tasks(["alise"], Size())[0])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
+    assert [each.verdict for each in record.findings()] == [Verdict.REPRODUCED]
+
+
 def test_the_table_of_a_terminal_says_all_of_it() -> None:
     said = terminal([finding("alise", CLAIM, [{"ratio": 1.2}])])
     assert all(part in said for part in ("alise: the rate", "1.5x", "1.20x", "partly", "because it is 1.2"))
