@@ -85,7 +85,7 @@ class ClusterState:
         return process if isinstance(process, PrefillView | ColocatedView) else None
 
     def note_second_token(self, seconds: float) -> None:
-        self.second_token_s += (seconds - self.second_token_s) / NUM_AVERAGED
+        self.second_token_s += (max(seconds, 0.0) - self.second_token_s) / NUM_AVERAGED
 
     # ---- speed of instances, in seconds; 0 if no instance has a cost model ----
 

@@ -239,9 +239,9 @@ class DecodeQueue:
         self._states: dict[RequestKey, RequestState] = {}
         self._real_time: dict[RequestKey, RequestState] = {}
         # (when it is lost without its next token, number of additions before it, key) of each real-time request
-        self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
+        self._lost: dict[RequestKey, tuple[float, int, RequestKey]] = {}
         # The same, sorted.
-        self._by_due: list[tuple[float, int, RequestKey]] = []
+        self._by_lost: list[tuple[float, int, RequestKey]] = []
         # Tokens of the prompts and outputs of all requests.
         self.num_tokens = 0
         # Counts additions, and all other changes after which an unsuccessful search may succeed.
@@ -260,12 +260,14 @@ class DecodeQueue:
         return self._real_time.values()
 
     def soonest(self, count: int, now: float) -> list[RequestState]:
-        """Returns at most `count` real-time requests, the soonest due first. Lost ones follow, the oldest first."""
-        num_lost = bisect_left(self._by_due, (now,))
-        in_time = self._by_due[num_lost : num_lost + count]
-        return [
-            self._states[key] for *_, key in (*in_time, *self._by_due[: min(num_lost, count - len(in_time))])
-        ]
+        """Returns at most `count` real-time requests, those due first in front. Lost ones follow, the oldest first, and
+        at least one of them."""
+        num_lost = bisect_left(self._by_lost, (now,))
+        num_in_time = count - min(num_lost, 1)
+        in_time = [self._states[key] for *_, key in self._by_lost[num_lost : num_lost + num_in_time]]
+        in_time.sort(key=lambda state: state.deadlines.token_due_s(len(state.output)))
+        lost = self._by_lost[: min(num_lost, count - len(in_time))]
+        return [*in_time, *(self._states[key] for *_, key in lost)]
 
     def get(self, key: RequestKey) -> RequestState | None:
         return self._states.get(key)
@@ -275,8 +277,8 @@ class DecodeQueue:
         if state.is_rt:
             self._real_time[state.key] = state
             lost_s = state.deadlines.lost_s(len(state.output))
-            self._due[state.key] = due = lost_s, self.num_changes, state.key
-            insort(self._by_due, due)
+            self._lost[state.key] = lost = lost_s, self.num_changes, state.key
+            insort(self._by_lost, lost)
         self.num_tokens += state.num_tokens
         self.num_changes += 1
 
@@ -284,5 +286,5 @@ class DecodeQueue:
         """Safe to repeat."""
         if self._states.pop(state.key, None):
             if self._real_time.pop(state.key, None):
-                del self._by_due[bisect_left(self._by_due, self._due.pop(state.key))]
+                del self._by_lost[bisect_left(self._by_lost, self._lost.pop(state.key))]
             self.num_tokens -= state.num_tokens

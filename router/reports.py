@@ -50,7 +50,8 @@ class OutputProcessor:
         output += news.tokens
         if not num_before:
             self._note_first_token(state)
-        elif num_before == 1 and state.is_rt:
+        elif num_before == 1 and state.is_rt and not state.deadlines.is_lost(1, now):
+            # A lost request has waited for others.
             self._router.cluster.note_second_token(now - state.deadlines.first_due_s)
         if view := self._router.cluster.computing(sender):
             self._note_computed(view, state)

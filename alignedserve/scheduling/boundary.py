@@ -99,7 +99,7 @@ class DecodeRequest(Protocol):
         """The same, had its first token been due when it was sampled: one that was early earns no pause."""
 
     def is_lost(self, now: float) -> bool:
-        """Returns whether it is too late for hurrying to help."""
+        """Returns whether its objective is missed."""
 
 
 AnyDecode = TypeVar("AnyDecode", bound=DecodeRequest)

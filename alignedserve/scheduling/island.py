@@ -125,7 +125,8 @@ class DecodeQueue(Protocol):
         """The real-time requests, in order of arrival."""
 
     def soonest(self, count: int, now: float) -> Sequence[RoutedRequest]:
-        """Returns at most `count` real-time requests, the soonest due first. Lost ones follow, the oldest first."""
+        """Returns at most `count` real-time requests, those due first in front. Lost ones follow, the oldest first, and
+        at least one of them."""
 
     def __len__(self) -> int: ...
 

@@ -14,7 +14,7 @@ remaining tokens. Later iterations gain time that was not used, and lose time th
 **Before the first token**, each class is ordered by the latest moment at which a request's work must begin. A request
 that has missed it is *demoted*: it is ordered as if it were due `DEMOTION_S` later. Requests that can still be in time
 come first, and the demoted one is served in the end. This applies to instances. At the router such a request is lost
-(`prefill_queue.py`).
+(`router/queues.py`).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
         return self.token_due_s(number) - now
 
     def lost_s(self, number: int) -> float:
-        """When the request is lost unless it has this token. A stream that is late by less than a token is not: others
-        would make it stand still for little."""
+        """When the request is lost unless it has this token. A stream that is late by less than a token is not lost.
+        Otherwise it would stand still over a small delay."""
         return self.token_due_s(number) + max(self.early_s, self.tbt_s)
 
     def is_lost(self, number: int, now: float) -> bool:
-        """Whether it is too late for hurrying to help. Others come first from here on."""
+        """Whether its objective is missed. Others come first from here on."""
         return now > self.lost_s(number)
 
     def job_allowance_s(self, num_left: int, now: float) -> float:

@@ -50,9 +50,6 @@ def worse(then: Judged, now: Judged, policy: str) -> Iterator[str]:
         yield (
             f"scenario {number}: {policy} is {100 * after.regret:.1f} points behind, and was {100 * before.regret:.1f}"
         )
-    if before.be_share is not None and after.be_share is not None:
-        if after.be_share < min(BEST_EFFORT, before.be_share) - LEVEL_BEST_EFFORT:
-            yield (
-                f"scenario {number}: {policy} has {after.be_share:.2f} of the best effort of the best, and had "
-                f"{before.be_share:.2f}"
-            )
+    had, has = before.be_share, after.be_share
+    if had is not None and has is not None and has < min(BEST_EFFORT, had) - LEVEL_BEST_EFFORT:
+        yield f"scenario {number}: {policy} has {has:.2f} of the best effort of the best, and had {had:.2f}"

@@ -2,8 +2,9 @@
 
     python -m benchmarks.arena.recheck [--record FILE] [--count N] [--seed N] [--jobs N]
 
-The seed draws the scenarios from the record, in which every policy has a score. The others' scores are taken from there:
-a change seldom affects them, and playing all of them takes ten times as long. `gate.worse` says what counts as worse.
+The seed draws the scenarios from the record, in which every policy has a score. The other policies' scores are those of
+the record. A change seldom affects them, and playing all of them takes ten times as long. `gate.worse` says what counts
+as worse.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import os
 import random
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def _args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(path: Path) -> dict[int, Mapping[str, Score]]:
+def read(path: Path) -> dict[int, dict[str, Score]]:
     """Returns the scores by scenario and policy, of scenarios in which the default has one. Later lines of the file
     take precedence."""
     found: dict[int, dict[str, Score]] = {}

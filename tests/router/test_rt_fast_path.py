@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, Offer, Stage, Submit
+from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, NewTokens, Offer, Stage, Submit
+from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
-from alignedserve.scheduling.policies.aligned.router.part import OTHERS, Turns
+from alignedserve.scheduling.island import Assign
+from alignedserve.scheduling.policies.aligned.router.part import OTHERS_PER_LOST, LostTurns
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
@@ -239,13 +241,25 @@ def test_one_that_is_lost_goes_first_after_many_that_are_not() -> None:
         found.deadlines = Deadlines(True, due_s, 0.1)
         return found
 
-    turns, lost = Turns(), [waiting(1, -20.0), waiting(2, -10.0)]
-    others = [waiting(key, 1000.0 + key) for key in range(3, 3 + 2 * OTHERS)]
-    seen = []
+    turns, seen = LostTurns(), []
+    lost = [waiting(1, -20.0), waiting(2, -10.0)]
+    others = [waiting(key, 1000.0 + key) for key in range(3, 3 + 2 * OTHERS_PER_LOST)]
     while others:
         first = turns.in_order([*others, *lost], 0.0)[0]
-        turns.assigned([first], 0.0)
+        assert len([*turns.note([Assign(DECODE, [first])], 0.0)]) == 1
         lost, others = ([each for each in some if each is not first] for some in (lost, others))
         seen.append(first.key)
-    assert [place for place, key in enumerate(seen) if key < 3] == [OTHERS]
-    assert turns.in_order(lost, 0.0) == lost
+    assert [place for place, key in enumerate(seen) if key < 3] == [OTHERS_PER_LOST]
+    assert [*turns.in_order(lost, 0.0)] == lost
+
+
+def test_the_time_of_second_tokens_is_that_of_requests_that_are_not_lost() -> None:
+    """The first one has its second token half a second after the first, the other long after it is lost."""
+    script = Script()
+    for key, wait_s in ((1, 0.05), (2, 9.0)):
+        pooled(script, key, "rt")
+        script.chosen(key)
+        script.now += wait_s
+        script.decode(admitted=[RequestKey(key)], news=[NewTokens(RequestKey(key), 1, [7])])
+    found = script.router.state.cluster.second_token_s
+    assert found == pytest.approx(0.05 / NUM_AVERAGED)

@@ -3,7 +3,7 @@
 Candidate requests are admitted in order. The candidate batch follows once there are none, while the running batch is
 below its fill mark. Real time (RT) goes before best effort (BE), and BE leaves headroom. RT is admitted in the order of
 its due times, except that a lost request counts as due DEMOTION_S later: a prompt that can't be in time, or a stream
-that is far behind.
+that has missed its objective.
 """
 
 from __future__ import annotations
@@ -92,8 +92,11 @@ def by_due(requests: Iterable[AnyDecode], estimate: Estimate, now: float) -> lis
 
     def place_s(request: DecodeRequest) -> float:
         due_s = request.deadlines.token_due_s(request.num_output)
-        is_lost = request.is_lost(now) if request.num_output else due_s < now + needed_s(request, estimate)
-        return due_s + DEMOTION_S if is_lost else due_s
+        if request.num_output:
+            return (
+                request.deadlines.lost_s(request.num_output) + DEMOTION_S if request.is_lost(now) else due_s
+            )
+        return due_s + DEMOTION_S if due_s < now + needed_s(request, estimate) else due_s
 
     return sorted(requests, key=place_s)
 

@@ -41,7 +41,7 @@ MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
 # Requests that are assigned per lost one.
-OTHERS = 20
+OTHERS_PER_LOST = 20
 
 
 class AlignedRouter(RouterPart):
@@ -59,7 +59,7 @@ class AlignedRouter(RouterPart):
         self._paced: Hello | None = None
         # See `_keep_for_return`.
         self._kept: InstanceId | None = None
-        self._turns = Turns()
+        self._turns = LostTurns()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class AlignedRouter(RouterPart):
             return None
         now = island.now
         soonest = island.decode_queue.soonest(MAX_FAST, now)
-        if first := next((each for each in soonest if not _may_wait(each, now)), None):
+        if first := min((each for each in soonest if not _may_wait(each, now)), key=_due_s, default=None):
             # A boundary each until it is offered and until it runs.
             needed_s = self._savable.ahead_s(island) + 2 * island.cluster.decode_s(first.num_tokens)
             if _due_s(first) - now < needed_s:
@@ -204,7 +204,7 @@ class AlignedRouter(RouterPart):
         """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
-        if island.decode_queue.real_time:
+        if any(not is_lost(each, island.now) for each in island.decode_queue.soonest(1, island.now)):
             return None
         chosen = {each.decode for each in _assign_fast_path([request], views)}
         return next((view for view in views if view.instance_id in chosen), None)
@@ -213,46 +213,54 @@ class AlignedRouter(RouterPart):
         if not len(island.decode_queue):
             return
         if island.num_be and island.decode_queue.real_time:
-            waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, island.now), island.now)
-            for assign in _assign_fast_path(waiting, island.cluster.decodes):
-                self._turns.assigned(assign.requests, island.now)
-                yield assign
+            yield from self._turns.note(self._fast_path(island), island.now)
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
-            yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
+            in_order = _in_order_of_return(island, self._turns)
+            yield from self._turns.note(routing.assign_in_order(in_order, island.cluster), island.now)
         else:
             yield from batches.decide(island, self.config, self._is_rt_known(island.now))
 
+    def _fast_path(self, island: Island) -> list[Assign]:
+        views = island.cluster.decodes
+        if not any(view.num_slots_for_rt > 0 for view in views):
+            return []
+        waiting = island.decode_queue.soonest(MAX_FAST, island.now)
+        return _assign_fast_path(self._turns.in_order(waiting, island.now), views)
 
-def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
+
+def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
     """Returns RT, the soonest due first and lost ones last, then BE in order of demotion: answers beyond their
     predicted length go last."""
     queue, now = island.decode_queue, island.now
     best_effort = (request for request in queue if not request.is_rt)
     first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
-    return chain(queue.soonest(MAX_SORTED, now), first, best_effort)
+    return chain(turns.in_order(queue.soonest(MAX_SORTED, now), now), first, best_effort)
 
 
 # ---- RT fast path ----------------------------------------------------------------------------------------------------
 
 
-class Turns:
-    """Lets a lost request go first after OTHERS that are not. Otherwise it would never run under lasting overload."""
+class LostTurns:
+    """Lets a lost request go first after OTHERS_PER_LOST that are not. Otherwise it would never run under lasting
+    overload."""
 
     def __init__(self) -> None:
         self._num_others = 0
 
-    def in_order(self, requests: Iterable[RoutedRequest], now: float) -> list[RoutedRequest]:
-        """Returns the requests by due time. Lost ones come last, except the first whose turn it is."""
-        in_order = sorted(requests, key=lambda each: (is_lost(each, now), _due_s(each)))
-        if self._num_others >= OTHERS:
-            lost = (number for number, each in enumerate(in_order) if is_lost(each, now))
-            in_order.insert(0, in_order.pop(next(lost, 0)))
-        return in_order
+    def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
+        """Returns the requests, of which lost ones are last, with those first whose turn it is."""
+        if self._num_others < OTHERS_PER_LOST:
+            return requests
+        return sorted(requests, key=lambda each: not is_lost(each, now))
 
-    def assigned(self, requests: Iterable[RoutedRequest], now: float) -> None:
-        for request in requests:
-            self._num_others = 0 if is_lost(request, now) else self._num_others + 1
+    def note(self, assigns: Iterable[Assign], now: float) -> Iterator[Assign]:
+        """Yields what is assigned, and counts the real-time requests in it."""
+        for assign in assigns:
+            for request in assign.requests:
+                if request.is_rt:
+                    self._num_others = 0 if is_lost(request, now) else self._num_others + 1
+            yield assign
 
 
 def is_lost(request: RoutedRequest, now: float) -> bool:
@@ -303,4 +311,5 @@ def _due_s(request: RoutedRequest) -> float:
 
 def _may_wait(request: RoutedRequest, now: float) -> bool:
     """Returns whether the request has just been lost. Prompts that can be in time go first, but not for ever."""
-    return is_lost(request, now) and now - _due_s(request) < DEMOTION_S
+    lost_s = request.deadlines.lost_s(request.num_output)
+    return 0 < now - lost_s < DEMOTION_S

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from alignedserve.scheduling import routing
@@ -23,6 +22,7 @@ from alignedserve.scheduling.island import Island, PrefillView, Room, RoutedRequ
 from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.scheduling.prefix_affinity import num_to_compute
 from alignedserve.timing.deadlines import due_s, latest_start_s
+from alignedserve.types import RequestKey
 
 # The number of prompts that are considered, most urgent first. With more the choice takes over a millisecond.
 MAX_CONSIDERED = 256
@@ -89,8 +89,8 @@ class Savable:
         self._full_s: float | None = None
         # The predicted seconds alone of the prompts started since then, and `num_emptied` of the queue at that time.
         self._since_full_s, self._num_emptied = 0.0, 0
-        # The last prompts that were started, and when their first tokens were expected.
-        self._expected: deque[tuple[RoutedRequest, float]] = deque(maxlen=MAX_EXPECTED)
+        # The last prompts that were started, when that was, and the expected seconds until their first tokens.
+        self._expected: dict[RequestKey, tuple[RoutedRequest, float, float]] = {}
         # The seconds by which first tokens came later than expected, on average.
         self._error_s = 0.0
 
@@ -122,9 +122,7 @@ class Savable:
                 alone_s = prefill_s(request, island)
                 self._since_full_s += alone_s
                 if soonest and not request.num_output:
-                    self._expected.append(
-                        (request, now + self.ahead_s(island) + self._share(island) * alone_s)
-                    )
+                    self._expect(request, now, self.ahead_s(island) + self._share(island) * alone_s)
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
                 yield request
@@ -152,13 +150,16 @@ class Savable:
             self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
 
     def _learn_error(self) -> None:
-        for _ in range(len(self._expected)):
-            request, expected_s = self._expected.popleft()
-            if request.num_output:
-                error_s = request.deadlines.first_due_s - expected_s
-                self._error_s += (error_s - self._error_s) / NUM_AVERAGED
-            else:
-                self._expected.append((request, expected_s))
+        for request, started_s, wait_s in [each for each in self._expected.values() if each[0].num_output]:
+            del self._expected[request.key]
+            took_s = request.deadlines.first_due_s - started_s
+            self._error_s += (min(took_s, MOST_OFF * wait_s) - wait_s - self._error_s) / NUM_AVERAGED
+
+    def _expect(self, request: RoutedRequest, now: float, wait_s: float) -> None:
+        self._expected.pop(request.key, None)
+        if len(self._expected) == MAX_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+        self._expected[request.key] = request, now, wait_s
 
     def _share(self, island: Island) -> float:
         """Returns the seconds after which the next prompt can start, as a multiple of those that one takes alone."""
@@ -167,16 +168,14 @@ class Savable:
     def _in_time(self, island: Island) -> list[RoutedRequest]:
         """Returns the largest set of prompts that can be in time together, the most urgent first."""
         waiting = island.prefill_queue.soonest(REAL_TIME, MAX_CONSIDERED, island.now)
-        share, then_s = (
-            self._share(island),
-            0.0 if island.cluster.is_colocated else island.cluster.second_token_s,
-        )
+        share = self._share(island)
+        second_token_s = 0.0 if island.cluster.is_colocated else island.cluster.second_token_s
         jobs: list[tuple[float, float, int]] = []
         for number, (request, start_s) in enumerate(waiting):
             deadlines = request.deadlines
             first_due_s = due_s(deadlines, request.num_output)
             # The second token is due `tbt_s` after the first.
-            end_by_s = first_due_s - max(then_s - deadlines.tbt_s, 0.0)
+            end_by_s = first_due_s - max(second_token_s - deadlines.tbt_s, 0.0)
             jobs.append((end_by_s, share * (first_due_s - start_s), number))
         jobs.sort()
         begin_s = island.now + self.ahead_s(island) + max(self._error_s, 0.0)
