@@ -1,4 +1,10 @@
-"""Keeps processes that were lost from writing to pool blocks that belong to other requests by then."""
+"""Ensures that no process lost by the router writes to pool blocks that belong to other requests by then.
+
+Closing the connection is not enough: a process that hangs, or has not noticed, would continue its current copy. So the
+router continues without a process only when that process can't write any more. Either it has ended, or it has sent
+Hello again, which it does after dropping everything (`instance/process.py`). A process that does neither for long is
+killed. Only a process that has the pool's memory mapped is killed, because such a process is one of the island's.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,7 @@ from alignedserve.protocol.host import Host, LiveHost
 from alignedserve.protocol.messages import Hello
 from alignedserve.types import InstanceId
 
-# ---- the fence -------------------------------------------------------------------------------------------------------
-
-# Ensures that no process lost by the router writes to pool blocks that belong to other requests by then.
-#
-# Closing the connection is not enough: a process that hangs, or has not noticed, would continue its current copy. So
-# the router continues without a process only when that process can't write any more. Either it has ended, or it has
-# sent Hello again, which it does after dropping everything (`instance/process.py`). A process that does neither for
-# long is killed. Only a process that has the pool's memory mapped is killed, because such a process is one of the
-# island's.
+logger = logging.getLogger(__name__)
 
 
 class RouterHost(Host, Protocol):
@@ -70,14 +68,8 @@ class LiveRouterHost(LiveHost):
             return None
 
 
-# ---- processes behind it ---------------------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-
 class Parting:
-    """Processes that have lost their connection and could still write to the pool's blocks: see `fence.py`."""
+    """Processes that have lost their connection and could still write to the pool's blocks."""
 
     def __init__(self, patience_s: float, host: RouterHost) -> None:
         """`patience_s`: seconds after which a process that neither exits nor reconnects is killed."""

@@ -70,9 +70,6 @@ class LoadMeter:
 
 # ---- status ----------------------------------------------------------------------------------------------------------
 
-# The router's status report of the island: every process, and how many requests are in which phase.
-
-
 UP, DOWN = "up", "down"
 _NEVER = Epoch(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -165,6 +166,8 @@ def vars_of(history: History) -> list[tuple[str, object]]:
 def _shrink(history: History, path: Path) -> None:
     from alignedserve.vopr.shrink import Shrinker
 
+    # Each run would repeat the logs of the simulated processes.
+    logging.disable()
     shrinker = Shrinker(history)
     shortest = shrinker.shrink()
     with writing(path):

@@ -37,21 +37,23 @@ class UsageMeter:
     ends first, or does not wait for it."""
 
     def __init__(self) -> None:
-        # by process id: its start, and the most CPU time found so far, in ticks
-        self._most: dict[int, tuple[int, int]] = {}
+        # by process id: its start, the CPU time found last, and the time that children have taken with them, in ticks
+        self._last: dict[int, tuple[int, int, int]] = {}
 
     def usage_of(self, pid: int) -> Usage | None:
         """Returns what the process and its child processes use; None if there is no such process. It reads a file for
         each of their threads, which may take milliseconds."""
         found = _measure(pid)
         if found is None:
-            self._most.pop(pid, None)
+            self._last.pop(pid, None)
             return None
         start, ticks, num_pages = found
-        before, most = self._most.get(pid, (start, 0))
-        ticks = max(ticks, most) if start == before else ticks
-        self._most[pid] = (start, ticks)
-        return Usage(ticks / os.sysconf("SC_CLK_TCK"), num_pages * os.sysconf("SC_PAGE_SIZE"))
+        before, last, lost = self._last.get(pid, (start, 0, 0))
+        if start != before:
+            last, lost = 0, 0
+        lost += max(last - ticks, 0)
+        self._last[pid] = start, ticks, lost
+        return Usage((ticks + lost) / os.sysconf("SC_CLK_TCK"), num_pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _measure(pid: int) -> tuple[int, int, int] | None:

@@ -191,7 +191,7 @@ class RouterConnection:
     def _end_without_welcome(self) -> None:
         """Closes a connection on which no Welcome has arrived. It may have died silently, and silence is only detected
         after the Welcome."""
-        if self._link:
+        if self._link and not self._is_up:
             logger.warning("no welcome from the router within %g s: connecting again", HANDSHAKE_TIMEOUT_S)
             self._link.abort()
 

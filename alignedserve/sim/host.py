@@ -13,9 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
+import msgspec
+
 from alignedserve.protocol.host import Link
 from alignedserve.protocol.messages import AnyMessage, Message
-from alignedserve.sim.clock import Clock, LocalClock, Timer
+from alignedserve.sim.clock import Clock, LocalClock
 
 Latency = Callable[[], float]
 # Returns the message after encoding and decoding.
@@ -23,13 +25,23 @@ Encode = Callable[[AnyMessage], AnyMessage]
 
 
 class Part(Protocol):
-    """What else belongs to a process."""
+    """Sockets of the process, in a whole system."""
 
     def hang(self) -> None: ...
 
     def wake_up(self) -> None: ...
 
     def kill(self) -> None: ...
+
+
+class HostTimer(msgspec.Struct):
+    """It can be cancelled until it acts, which a process that hangs does when it wakes up."""
+
+    life: int
+    action: Callable[[], object] | None
+
+    def cancel(self) -> None:
+        self.action = None
 
 
 class SimHost:
@@ -39,25 +51,21 @@ class SimHost:
         self.is_hung = False
         # Its open ends of connections, the oldest first.
         self.links: dict[SimLink, None] = {}
-        # What hangs and dies with it.
+        # They hang and die with it.
         self.parts: list[Part] = []
         self.clock = clock
         self._life = 0
         # Events that are handled when it wakes up, in this order.
         self._held: list[Callable[[], object]] = []
 
-    def after(self, seconds: float, action: Callable[[], object]) -> Timer:
-        return self.clock.after(seconds, partial(self._act_awake, self._life, action))
+    def after(self, seconds: float, action: Callable[[], object]) -> HostTimer:
+        timer = HostTimer(self._life, action)
+        self.clock.after(seconds, partial(self.when_awake, partial(self._act, timer)))
+        return timer
 
-    def _act_awake(self, life: int, action: Callable[[], object]) -> None:
-        if self.is_hung:
-            self.when_awake(partial(self._act, life, action))
-        elif self._life == life:
-            action()
-
-    def _act(self, life: int, action: Callable[[], object]) -> None:
-        if self._life == life:
-            action()
+    def _act(self, timer: HostTimer) -> None:
+        if self._life == timer.life and timer.action:
+            timer.action()
 
     def when_awake(self, action: Callable[[], object]) -> None:
         """Runs the action now, or when the process wakes up; never if it is killed before."""

@@ -98,9 +98,10 @@ for _ in range(5):
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()
-        last_s, meter = 0.0, UsageMeter()
+        last_s = 0.0
         while process.poll() is None:
-            used = meter.usage_of(process.pid)
+            # Each meter forgets what was found before.
+            used = UsageMeter().usage_of(process.pid)
             assert used and used.cpu_s >= last_s
             last_s = used.cpu_s
 

@@ -1,7 +1,7 @@
-"""A simulated island's router with the real server around the core, on the virtual network.
+"""A simulated island's router, whose sockets are on the virtual network.
 
-It replaces the simulator's own router (alignedserve/sim/router.py). The island's processes are simulated, but each has
-a real connection to the router, with handshake and pings.
+It replaces the simulator's own router (alignedserve/sim/router.py), where messages go from process to process without
+sockets. Here they are bytes, with a handshake.
 """
 
 from __future__ import annotations
