@@ -24,9 +24,9 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.scheduling.policies import Policy
-from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
+from alignedserve.sim.host import HostTimer
 from alignedserve.sim.host_links import Ports
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
@@ -93,7 +93,7 @@ class SimInstance(SimProcess):
             self._begin_role(), world.segments.__getitem__, self._say, self._take_role, self._is_over
         )
         self._is_busy = self._is_woken = False
-        self._patience: Timer | None = None
+        self._patience: HostTimer | None = None
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""A simulated island's router, whose sockets are on the virtual network.
+"""A simulated island's router, with sockets on the virtual network.
 
 It replaces the simulator's own router (alignedserve/sim/router.py), where messages go from process to process without
 sockets. Here they are bytes, with a handshake.

@@ -249,7 +249,7 @@ class LostTurns:
         self._num_others = 0
 
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
-        """Returns the requests, of which lost ones are last, with those first whose turn it is."""
+        """Returns the requests, of which lost ones are last; if it is their turn, lost ones are first."""
         if self._num_others < OTHERS_PER_LOST:
             return requests
         return sorted(requests, key=lambda each: not is_lost(each, now))

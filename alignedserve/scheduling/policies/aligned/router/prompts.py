@@ -28,7 +28,8 @@ from alignedserve.types import RequestKey
 MAX_CONSIDERED = 256
 # The number of measurements after which all earlier ones count half.
 NUM_MEASURED = 16
-# The number of started prompts whose first tokens are compared with their predictions. Each event looks at all of them.
+# The number of started prompts for which the first token is compared with its prediction. Each event looks at all of
+# them.
 MAX_EXPECTED = 64
 # The weight of a prediction error in their average falls by a factor of e after this many more.
 NUM_AVERAGED = 16
