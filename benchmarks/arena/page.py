@@ -48,21 +48,21 @@ def _words(judged: Sequence[Judged]) -> Iterator[str]:
     num_apart = sum(each.tells_apart for each in judged)
     num_late = sum(each.regime.has_objectives for each in judged)
     yield (
-        "- **Best in**: the share of scenarios in which no policy is better by more than noise, among the "
+        "- **Best in**: in how many scenarios no policy is better by more than noise. It is a share of the "
         f"{num_apart} in which policies differ by more."
     )
     yield (
-        "- **Regret**: by how many points of real time in time a policy is behind the best of the scenario, over the "
+        "- **Regret**: by how many points of real time in time a policy is behind the best. It is counted in the "
         f"{num_late} scenarios in which real time has objectives."
     )
     yield (
-        "- **Best effort**, as a share of the most that policies with level real time (within a point) give it: output "
-        "tokens per second, or jobs that end within their windows. **Windows**: by how many points of these jobs a "
+        "- **Best effort**: output tokens per second, or jobs within their windows. Both are shares of the most under "
+        "policies with level real time, that is, within a point. **Windows**: by how many points of these jobs a "
         "policy is behind."
     )
     yield (
-        "- **Answers**, where real time has no objectives or none that can be kept: the shortest mean time of answers "
-        "under any policy, as a share of this policy's. Best effort is compared with policies that answer as soon."
+        "- **Answers**: the shortest mean time of answers under any policy, as a share of this policy's. They count "
+        "where real time has no objectives that can be kept. Best effort is then compared among policies that answer as soon."
     )
     yield "- **Goodput**: real time in time where more comes than fits, as a share of the most."
 

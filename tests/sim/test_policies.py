@@ -46,8 +46,8 @@ def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
 
 @pytest.mark.slow
 def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> None:
-    """In the mean of two runs: which requests meet in the pool differs much between them. They are best effort: real time
-    that is more than can be in time goes by what can be, and not by its length."""
+    """In the mean of two runs: which requests meet in the pool differs much between them. They are best effort. If not
+    all real time can be in time, it goes by what can be, and not by length."""
     paces, spreads = [], []
     for seed in (1, 2):
         workload = [replace_arrival(each, tier="be") for each in mixed(600, 100.0, seed)]
