@@ -62,7 +62,8 @@ def _words(judged: Sequence[Judged]) -> Iterator[str]:
     )
     yield (
         "- **Answers**: the shortest mean time of answers under any policy, as a share of this policy's. They count "
-        "where real time has no objectives that can be kept. Best effort is then compared among policies that answer as soon."
+        "where real time has no objectives that can be kept. Best effort is then compared among policies that answer "
+        "as soon."
     )
     yield "- **Goodput**: real time in time where more comes than fits, as a share of the most."
 
