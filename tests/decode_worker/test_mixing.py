@@ -22,7 +22,7 @@ from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.decode.eviction import by_worth
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TBT_S, HOLD, MAX_BARRED_S
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import SAFETY
-from alignedserve.timing.cost import Line
+from alignedserve.timing.cost import Channel, Channels, CostModel, Line
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -45,10 +45,10 @@ LIMITS = InstanceLimits(
 
 
 def schedule_of(
-    limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: Any
+    limits: InstanceLimits = LIMITS, policy: str = "aligned", cost: CostModel = PLAIN, **scheduling: Any
 ) -> DecodeSchedule:
     told: dict[str, Any] = {"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | scheduling
-    estimate = Estimate(PLAIN)
+    estimate = Estimate(cost)
     config = SchedulingConfig(policy, **({"evict_ahead": 1, "admit_ahead": 1} | told))
     return DecodeSchedule(limits, make_policy(config).decode(limits, estimate), estimate)
 
@@ -384,6 +384,24 @@ def test_iterations_wait_for_real_time_that_asked_for_no_objective() -> None:
         admit(schedule, running, be(), now=1.0)
         schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
         assert bool(schedule.plan(1.0).hold_s) == hurries
+
+
+def test_those_that_run_wait_no_longer_in_all_than_what_comes_would_wait() -> None:
+    """One of 11 ms waits as long. Twenty wait 1.5 ms each."""
+    for num_running, hold_s in ((1, 0.011), (20, 0.0015)):
+        schedule = schedule_of()
+        admit(schedule, *(rt(tbt_s=math.inf) for _ in range(num_running)), be(), now=1.0)
+        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        assert schedule.plan(1.0).hold_s == pytest.approx(hold_s)
+
+
+def test_no_iteration_waits_for_less_than_a_copy_takes() -> None:
+    """Twenty would wait 1.5 ms each."""
+    for latency_s, hold_s in ((0.001, 0.0015), (0.002, 0.0)):
+        schedule = schedule_of(cost=replace(PLAIN, channels=Channels(*[Channel(latency_s, 1e15)] * 4)))
+        admit(schedule, *(rt(tbt_s=math.inf) for _ in range(20)), be(), now=1.0)
+        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        assert schedule.plan(1.0).hold_s == pytest.approx(hold_s)
 
 
 def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() -> None:

@@ -82,6 +82,11 @@ class RtDemand:
         return self._objectives.value(math.inf, self._now_s)
 
     @property
+    def longest(self) -> int:
+        """The tokens of the longest recent RT; 0 if there is none."""
+        return int(self._lengths.value(0, self._now_s))
+
+    @property
     def has_objectives(self) -> bool:
         """Whether all recent RT has TBT objectives that were asked for."""
         return math.isinf(self._hurried.value(math.inf, self._now_s)) and self.tightest_s < math.inf

@@ -132,6 +132,12 @@ class DecodeSloScheduler:
         # An iteration with RT prompts may be longer than the last one.
         if rt and not has_prompts and self._can_wait(alone_s):
             return 0.0
+        if rt and not self._demand.has_objectives:
+            # All that run wait, in all no longer than what comes would wait for the iteration's end. A hold that is
+            # shorter than the copy of its KV would be in vain.
+            wanted_s = min(wanted_s, alone_s / len(rt))
+            if wanted_s < self._estimate.fetch(self._demand.longest):
+                return 0.0
         slack_s = min((request.allowance_s(self._now_s) for request in rt), default=math.inf) - alone_s
         hold_s = min(wanted_s, SAFETY * slack_s)
         return hold_s if hold_s >= MIN_HOLD_S else 0.0
