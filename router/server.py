@@ -221,6 +221,11 @@ class RouterServer:
                 raise
             self._over.set_exception(error)
 
+    def is_here(self, name: InstanceId) -> bool:
+        """Returns whether the core may send to the process: it is connected, or the core does not know yet that it is
+        not."""
+        return name in self.hub or name in self._parting
+
     def tick(self) -> None:
         for hello in self._parting.take_gone():
             self._tell_core(Closed(hello.instance_id, hello.epoch))

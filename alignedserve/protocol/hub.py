@@ -111,6 +111,9 @@ class Hub:
             else:
                 peer.abort()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._peers
+
     def send(self, to: InstanceId, message: Message) -> None:
         """Sends the message. It is lost if `to` is not connected; the handler was notified of that, or will be."""
         if to in self._peers:

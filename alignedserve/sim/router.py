@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from alignedserve.protocol.host import Connecting
 from alignedserve.protocol.messages import Hello
 from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Observer
+from alignedserve.router.events import Event, Observer, Send
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sim.host import SimHost, SimLink
@@ -51,7 +51,7 @@ class RouterProcess(SimHost, SimProcesses):
         SimProcesses.__init__(self, world)
         self._make_core = make_core
         self.core: Router | None = None
-        self.observers: list[Observer] = []
+        self.observers: list[Observer] = [self._check_receivers]
         # Returns the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
         self._server: RouterServer
@@ -97,6 +97,14 @@ class RouterProcess(SimHost, SimProcesses):
     def has_left(self, process: SimProcess) -> bool:
         """Returns whether it has closed the process's connection, even if the process has not noticed yet."""
         return all(link.is_over for link in process.links)
+
+    def _check_receivers(self, now: float, event: Event, orders: list[Send]) -> None:
+        for send in orders:
+            if not self._server.is_here(send.to):
+                message = type(send.message).__name__
+                raise RuntimeError(
+                    f"the router sends {send.to} a {message}, and has been told that it has gone"
+                )
 
     def _tick(self) -> None:
         self._server.tick()
