@@ -11,7 +11,7 @@ from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, New
 from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.scheduling.island import Assign
-from alignedserve.scheduling.policies.aligned.router.part import OTHERS_PER_LOST, LostTurns
+from alignedserve.scheduling.policies.aligned.router.part import OTHERS_PER_LOST, LostTurns, waits_in_time
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
@@ -263,3 +263,16 @@ def test_the_time_of_second_tokens_is_that_of_requests_that_are_not_lost() -> No
         script.decode(admitted=[RequestKey(key)], news=[NewTokens(RequestKey(key), 1, [7])])
     found = script.router.state.cluster.second_token_s
     assert found == pytest.approx(0.05 / NUM_AVERAGED)
+
+
+def test_one_that_is_lost_does_not_hide_one_that_waits_in_time() -> None:
+    script = Script(num_blocks=10**6)
+    island = script.router.state.island
+    assert not waits_in_time(island)
+    pooled(script, 1, "rt")
+    assert waits_in_time(island)
+    script.now += 9.0
+    pooled(script, 2, "rt")
+    assert waits_in_time(island)
+    script.say(GATEWAY, Abort(RequestKey(2)))
+    assert not waits_in_time(island), "the other is lost"

@@ -204,7 +204,7 @@ class AlignedRouter(RouterPart):
         """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
-        if any(not is_lost(each, island.now) for each in island.decode_queue.soonest(1, island.now)):
+        if waits_in_time(island):
             return None
         chosen = {each.decode for each in _assign_fast_path([request], views)}
         return next((view for view in views if view.instance_id in chosen), None)
@@ -261,6 +261,13 @@ class LostTurns:
                 if request.is_rt:
                     self._num_others = 0 if is_lost(request, now) else self._num_others + 1
             yield assign
+
+
+def waits_in_time(island: Island) -> bool:
+    """Returns whether RT that is not lost waits for a decode instance."""
+    # With lost ones, one of the two is lost.
+    soonest = island.decode_queue.soonest(2, island.now)
+    return bool(soonest) and not is_lost(soonest[0], island.now)
 
 
 def is_lost(request: RoutedRequest, now: float) -> bool:
