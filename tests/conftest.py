@@ -105,6 +105,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     second_runs.tell(terminalreporter)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_internalerror(excrepr: object) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which a worker broke down is a failed one, which xdist sometimes forgets."""
+    if _internal_errors:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Repeats the first internal error as the last lines: xdist says where a worker broke down, and after it that the
+    worker had not finished, which takes as many lines."""
+    if _internal_errors and not hasattr(config, "workerinput"):
+        print(f"\nthe first internal error:\n{_internal_errors[0][-2000:]}")
+
+
+_internal_errors: list[str] = []
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps profiles made by tests, and by processes that they start, separate from the user's."""
