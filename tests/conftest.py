@@ -36,6 +36,7 @@ settings.load_profile("tests")
 # it is run once more (tests/second_runs.py).
 LIVE = (
     "benchmarks/test_gpu_first.py",
+    "benchmarks/test_arena_live.py",
     "benchmarks/test_sim_vs_live.py",
     "bench",
     "benchmarks/test_gpu_parts.py",
