@@ -77,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument(
-        "--policies", nargs="+", choices=[*POLICIES], default=["aligned"], metavar="NAME"
-    )
+    parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=["aligned"], metavar="NAME")
     parser.add_argument("--seconds", type=float, default=40.0, help="about how long requests arrive")
     parser.add_argument(
         "--profile-s", type=float, default=6.0, help="seconds for measuring each cost profile"

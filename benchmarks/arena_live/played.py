@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -84,9 +86,27 @@ def profile(machine: Machine, num_threads: int, seconds: float, folder: Path) ->
 
 
 def pace_of(machine: Machine, layout: Layout) -> float:
-    """Returns how much longer iterations take in a served system of this layout than by the profile."""
+    """Returns how much longer iterations take in a served system of this layout than by the profile. With prefill
+    instances, it is theirs, which bind."""
     door, _ = _serve(machine, layout, "fcfs", [])
-    return overhead_before(door, float("inf"), NUM_ALONE).pace
+    ratios = prompt_ratios(door, machine.cost(layout), float("inf"))
+    return median(ratios) if ratios else overhead_before(door, float("inf"), NUM_ALONE).pace
+
+
+def prompt_ratios(door: Door, cost: CostModel, end_s: float) -> list[float]:
+    """Returns the ratios of measured to predicted time of prefill instances' iterations until then. Prompts here are
+    shorter than an iteration may be, so each is computed whole."""
+    reports = [each for now, each in door.prefill_reports if now < end_s and each.num_computed]
+    return [each.duration_s / cost.iteration([(0, each.num_computed)], []) for each in reports]
+
+
+def overhead_of(door: Door, cost: CostModel, begin_s: float) -> Overhead:
+    """Returns what the simulator is told, from the requests before the counted ones. All instances have one pace there,
+    so what prefill instances take beyond it is in the ratios of iterations with prompts."""
+    found = overhead_before(door, begin_s, NUM_ALONE)
+    if ratios := prompt_ratios(door, cost, begin_s):
+        return dataclasses.replace(found, overruns_of_chunks=tuple(each / found.pace for each in ratios))
+    return found
 
 
 def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: float) -> Both:
@@ -96,7 +116,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
     ttft_s, count = asked[0].ttft_s, len(asked)
     door, num_warming = _serve(machine, scene.layout, policy, asked)
     begin_s = min(door.arrived_s[key] for key in door.last_to_come(count))
-    overhead = overhead_before(door, begin_s, NUM_ALONE)
+    overhead = overhead_of(door, cost, begin_s)
     arrivals = door.arrivals(door.last_to_come(num_warming + count))
     simulated = played(_scenario(cost, scene.layout, policy, overhead, ttft_s), arrivals, count)
     return Both(

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from alignedserve import demo
-from alignedserve.protocol.messages import NewTokens, Submit, Tokens
+from alignedserve.protocol.messages import DecodeReport, NewTokens, PrefillReport, Submit, Tokens
 from alignedserve.router.events import Received, Send
 from alignedserve.sim.model import make_request
 from alignedserve.text.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from alignedserve.types import GATEWAY, RequestKey
 from benchmarks.arena.fitting import Layout
 from benchmarks.arena_live.__main__ import main
 from benchmarks.arena_live.page import line, page
+from benchmarks.arena_live.played import overhead_of
 from benchmarks.arena_live.scenes import draw, requests_of
 from benchmarks.arena_live.scores import Score, is_kept, num_raised, score
 from benchmarks.sim_vs_live.figures import Door
@@ -90,6 +91,21 @@ def test_real_time_is_in_time_if_each_token_is() -> None:
     # Of the last two to come, the fourth has none, and one has what it asked for.
     assert num_raised(door, 4, [0.1, 0.1, 0.1, None]) == 0
     assert num_raised(door, 4, [0.1, 0.05, 0.1, None]) == 1
+
+
+def test_what_prefill_instances_take_beyond_the_pace_is_told_to_the_simulator() -> None:
+    door = Door()
+    for place in range(8):
+        request = make_request(place, 10, 1, arrival_s=0.0, max_tokens=1)
+        door(place + 0.0, Received(GATEWAY, Submit(request)), [])
+        told = Tokens([NewTokens(RequestKey(place), 0, [7])])
+        report = DecodeReport([NewTokens(RequestKey(place), 0, [7])], [], [], [], 0, 1, 1, 1, 0.01, pace=2.0)
+        door(place + 0.6, Received(GATEWAY, with_fields(report, num_computed=1)), [Send(GATEWAY, told)])
+    took_s = 3 * COST.iteration([(0, 100)], [])
+    door(7.7, Received(GATEWAY, PrefillReport([], [], [], [], 0, took_s, num_computed=100)), [])
+    found = overhead_of(door, COST, 8.0)
+    assert found.pace == 2.0 and found.overruns_of_chunks == pytest.approx((1.5,))
+    assert overhead_of(door, COST, 7.65).overruns_of_chunks == ()
 
 
 def test_the_page_has_both_sides() -> None:
