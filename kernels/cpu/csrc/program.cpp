@@ -31,9 +31,12 @@ struct Run {
 
   const AttentionPlan& plan(const Op& op) {
     const AttentionOp& wanted = op.attention;
+    // Rows with a window begin at different keys.
+    const int64_t shared_group = wanted.window ? -1 : wanted.group;
     for (size_t i = 0; i < num_plans; ++i)
       if (plans[i].num_heads == wanted.num_heads && plans[i].num_kv_heads == wanted.num_kv_heads &&
-          plans[i].of_rows == bool(op.of_rows) && plans[i].of_kept == bool(wanted.of_kept))
+          plans[i].of_rows == bool(op.of_rows) && plans[i].of_kept == bool(wanted.of_kept) &&
+          plans[i].shared_group == shared_group)
         return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
@@ -41,7 +44,8 @@ struct Run {
     made.num_kv_heads = wanted.num_kv_heads;
     made.of_rows = op.of_rows;
     made.of_kept = wanted.of_kept;
-    make_attention_plan(step(op), made);
+    made.shared_group = shared_group;
+    make_attention_plan(step_of_group(op), wanted.block_size, made);
     return made;
   }
 
@@ -86,7 +90,7 @@ struct Run {
         return int64_t(plan_of_op[i]->writes.size());
       case OpKind::Attention:
         plan_of_op[i] = &plan(op);
-        return int64_t(plan_of_op[i]->queries.size());
+        return int64_t(plan_of_op[i]->tasks.size());
     }
     return -1;
   }
