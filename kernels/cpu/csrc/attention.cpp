@@ -7,9 +7,9 @@
 // exactly 1, and masked weights are exactly 0. A row's result therefore depends only on its own position and keys. K
 // tiles are transposed and V tiles interleaved into the layout of tile.h.
 //
-// Or a task is a token each of several sequences that begin with the same blocks: each tile that some of them have in
-// common is read and packed once for all of their rows, and each row keeps its own maximum, sum and output. So its
-// result is, to the last bit, what it is alone.
+// Alternatively, a task is one token from each of several sequences that begin with the same blocks. A tile that some
+// of them share is read and packed once for all of their rows. Each row keeps its own maximum, sum and output, so its
+// result is bit-identical to computing it alone.
 //
 // Measured on Zen 5, head_dim 64, per tile of 64 keys: 3 rows of a decode take 1400 cycles from the caches, half of it
 // for packing, and 3200 from memory (18 GB/s per core; reading alone: 25). Prefetched data shares L1 with the packed

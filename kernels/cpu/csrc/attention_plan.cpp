@@ -1,14 +1,16 @@
 // Cuts a step into attention tasks.
 //
-// Sequences that decode a token and begin with the same blocks become one task, or a few: it reads the tiles that they
-// have in common once for all of their rows. They may have more in common two by two, so that is a tree. Sorted by
-// their blocks, the sequences below each of its nodes are neighbours.
+// Sequences that decode a token and begin with the same blocks become one task, or a few. A task reads the tiles that
+// its sequences have in common once for all of their rows. Some of them may share more than all do, so common
+// beginnings form a tree. Once sorted by their blocks, the sequences under a node are adjacent.
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "key_tile.h"
 #include "ops.h"
+#include "program.h"
 
 namespace {
 
@@ -19,6 +21,8 @@ constexpr int64_t kMinRowsPerTask = 60, kMaxRowsPerTask = 240;
 constexpr int64_t kPackingRows = 16;
 constexpr int64_t kTokensPerWrite = 32;
 constexpr int64_t kTasksPerThread = 4;
+// The keys of a token's heads lie side by side, which is worth this share of a task's time.
+constexpr double kAdjacentHeads = 0.02;
 
 void cut(const TokenBlock& whole, int64_t size, std::vector<TokenBlock>& out) {
   for (int64_t done = 0; done < whole.num_tokens; done += size) {
@@ -55,22 +59,24 @@ TokenBlock of_heads(TokenBlock queries, int64_t first, int64_t count) {
 // Sequences that decode a token, sorted by their blocks.
 struct Decodes {
   const Step& step;
-  int64_t block_size;
+  int64_t block_size, rows_of_query;
   std::vector<TokenBlock>& queries;
-  // [i]: the first keys that the queries i - 1 and i have in common, in whole tiles
+  // [i]: the number of leading keys that queries i - 1 and i share, rounded down to whole tiles
   std::vector<int64_t>& common;
 
   const int32_t* blocks(const TokenBlock& query) const {
     return step.block_table + query.seq * step.block_table_stride;
   }
 
-  // Those with all keys before the query's.
+  // The number of blocks that were full before the query's token.
   int64_t full_blocks(const TokenBlock& query) const { return (end_of(step, query) - 1) / block_size; }
 
-  void sort() {
+  void sort() const {
     std::sort(queries.begin(), queries.end(), [&](const TokenBlock& a, const TokenBlock& b) {
-      const int32_t *left = blocks(a), *right = blocks(b);
-      return std::lexicographical_compare(left, left + full_blocks(a), right, right + full_blocks(b));
+      const int64_t left = full_blocks(a), right = full_blocks(b);
+      // In any order, as long as equal beginnings are adjacent.
+      const int order = std::memcmp(blocks(a), blocks(b), std::min(left, right) * sizeof(int32_t));
+      return order ? order < 0 : left < right;
     });
     common.assign(queries.size() + 1, 0);
     for (size_t i = 1; i < queries.size(); ++i) {
@@ -81,14 +87,14 @@ struct Decodes {
     }
   }
 
-  // Returns the end of the queries from `begin` on that have a tile in common.
+  // Returns the end of the queries from `begin` on of which each shares a tile with the one before.
   size_t end_of_tree(size_t begin) const {
     size_t end = begin + 1;
     while (end < queries.size() && common[end]) ++end;
     return end;
   }
 
-  // Appends the segments of the queries begin .. end, with all keys from `key` on. The first query has number 0 there.
+  // Appends the segments of the queries begin .. end, with all keys from `key` on. Query `first` has number 0 there.
   void append(size_t first, size_t begin, size_t end, int64_t key, std::vector<Segment>& segments) const {
     const int64_t number = begin - first, count = end - begin;
     if (count == 1) {
@@ -103,13 +109,52 @@ struct Decodes {
         from = i;
       }
   }
+
+  // What a query adds to a task, in keys times rows of one KV head: it reads and packs what it shares with no query
+  // before it. `is_first`: there are none in the task.
+  int64_t cost_of(size_t i, bool is_first) const {
+    const int64_t end = end_of(step, queries[i]);
+    return (end - (is_first ? 0 : common[i])) * kPackingRows + end * rows_of_query;
+  }
+
+  int64_t cost_of(size_t begin, size_t end) const {
+    int64_t cost = 0;
+    for (size_t i = begin; i < end; ++i) cost += cost_of(i, i == begin);
+    return cost;
+  }
 };
 
-// In key tiles times rows, for one KV head.
-int64_t cost_of(const std::vector<Segment>& segments, size_t first, int64_t rows_of_query) {
-  return std::accumulate(segments.begin() + first, segments.end(), int64_t(0), [&](int64_t sum, const Segment& each) {
-    return sum + (each.end - each.begin) * (kPackingRows + each.num_queries * rows_of_query);
-  });
+// How a tree is cut: into so many parts, and tasks of so many heads.
+struct Cut {
+  int64_t parts, heads;
+};
+
+// Each part reads again what all have in common. So there are as few as the rows of a task and the threads allow.
+Cut cut_of(const Decodes& decodes, size_t begin, size_t end, int64_t num_kv_heads, int64_t num_threads, int64_t fair) {
+  const int64_t count = end - begin, rows = count * decodes.rows_of_query, whole = decodes.cost_of(begin, end);
+  const int64_t least = (rows + kMaxRowsPerTask - 1) / kMaxRowsPerTask;
+  const auto most_heads = [&](int64_t parts) {
+    return std::clamp<int64_t>(2 * kMaxRowsPerTask * parts / rows, 1, num_kv_heads);
+  };
+  // Small beside the other tasks: these keep all threads busy.
+  if (least == 1 && whole <= fair) return {1, std::min(most_heads(1), std::max<int64_t>(1, fair / whole))};
+  const int64_t again = *std::min_element(decodes.common.begin() + begin + 1, decodes.common.begin() + end) * kPackingRows;
+  Cut best{least, 1};
+  double least_cost = 0;
+  for (int64_t heads = num_kv_heads; heads >= 1; --heads)
+    for (int64_t parts = least; parts <= std::min(count, std::max(least, kTasksPerThread * num_threads)); ++parts) {
+      if (heads > most_heads(parts)) continue;
+      const int64_t num_tasks = parts * ((num_kv_heads + heads - 1) / heads);
+      const int64_t turns = (num_tasks + num_threads - 1) / num_threads;
+      const double of_task = heads * (again + double(whole - again) / parts);
+      // One thread may lose its core during a task, and others then wait for it.
+      const double cost = (turns + 1.0 / kTasksPerThread) * of_task;
+      if (least_cost == 0 || cost < (heads < best.heads ? 1 - kAdjacentHeads : 1.0) * least_cost) {
+        best = {parts, heads};
+        least_cost = cost;
+      }
+    }
+  return best;
 }
 
 }  // namespace
@@ -123,7 +168,6 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
   // kept by the calling thread, so that a step allocates nothing
   static thread_local std::vector<TokenBlock> decodes;
   static thread_local std::vector<int64_t> common;
-  static thread_local std::vector<Segment> tree;
   static thread_local std::vector<int64_t> costs;
   plan.queries.clear();
   plan.segments.clear();
@@ -154,10 +198,12 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
     else
       add_alone(wanted);
   }
-  const Decodes sorted{step, block_size, decodes, common};
-  if (!decodes.empty()) const_cast<Decodes&>(sorted).sort();
-  for (size_t begin = 0; begin < decodes.size(); begin = sorted.end_of_tree(begin))
-    if (sorted.end_of_tree(begin) == begin + 1) add_alone(decodes[begin]);
+  const Decodes sorted{step, block_size, group, decodes, common};
+  sorted.sort();
+  for (size_t begin = 0, end; begin < decodes.size(); begin = end) {
+    end = sorted.end_of_tree(begin);
+    if (end == begin + 1) add_alone(decodes[begin]);
+  }
   // All so far are tasks of their own.
   int64_t total = 0;
   for (size_t i = 0; i < plan.queries.size(); ++i) {
@@ -166,38 +212,36 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
     costs.push_back(queries.num_heads * end_of(step, queries) * (kPackingRows + queries.num_tokens * group));
     total += costs.back();
   }
-  const auto tree_cost = [&](size_t begin, size_t end) {
-    tree.clear();
-    sorted.append(begin, begin, end, 0, tree);
-    return cost_of(tree, 0, group);
-  };
   for (size_t begin = 0, end; begin < decodes.size(); begin = end) {
     end = sorted.end_of_tree(begin);
-    if (end > begin + 1) total += num_kv_heads * tree_cost(begin, end);
+    if (end > begin + 1) total += num_kv_heads * sorted.cost_of(begin, end);
   }
-  const int64_t fair = std::max<int64_t>(1, total / (step.num_threads * kTasksPerThread));
+  const auto add_part = [&](size_t from, size_t to, int64_t heads) {
+    const int64_t first_segment = plan.segments.size();
+    sorted.append(from, from, to, 0, plan.segments);
+    const int64_t num_segments = plan.segments.size() - first_segment, cost = sorted.cost_of(from, to);
+    for (int64_t head = 0; head < num_kv_heads; head += heads) {
+      const int64_t num_heads = std::min(heads, num_kv_heads - head);
+      plan.tasks.push_back({int64_t(plan.queries.size()), int64_t(to - from), first_segment, num_segments});
+      costs.push_back(num_heads * cost);
+      for (size_t i = from; i < to; ++i) plan.queries.push_back(of_heads(decodes[i], head, num_heads));
+    }
+  };
+  const int64_t fair = total / (step.num_threads * kTasksPerThread);
   for (size_t begin = 0, end; begin < decodes.size(); begin = end) {
     end = sorted.end_of_tree(begin);
     if (end == begin + 1) continue;
-    const int64_t count = end - begin, cost = tree_cost(begin, end);
-    // Each part reads what all have in common, so there are as few as rows and threads allow.
-    const int64_t by_rows = (count * group + kMaxRowsPerTask - 1) / kMaxRowsPerTask;
-    const int64_t by_cost = cost * step.num_threads / std::max<int64_t>(1, total);
-    const int64_t parts = std::clamp<int64_t>(std::max(by_rows, by_cost), 1, count);
-    const int64_t heads = std::clamp<int64_t>(
-        std::min(fair * parts / std::max<int64_t>(1, cost), kMaxRowsPerTask * 4 * parts / (count * group)), 1,
-        num_kv_heads);
-    for (int64_t part = 0; part < parts; ++part) {
-      const size_t from = begin + count * part / parts, to = begin + count * (part + 1) / parts;
-      const int64_t first_segment = plan.segments.size();
-      sorted.append(from, from, to, 0, plan.segments);
-      const int64_t num_segments = plan.segments.size() - first_segment;
-      for (int64_t head = 0; head < num_kv_heads; head += heads) {
-        const int64_t num_heads = std::min(heads, num_kv_heads - head);
-        plan.tasks.push_back({int64_t(plan.queries.size()), int64_t(to - from), first_segment, num_segments});
-        costs.push_back(num_heads * cost_of(plan.segments, first_segment, group));
-        for (size_t i = from; i < to; ++i) plan.queries.push_back(of_heads(decodes[i], head, num_heads));
-      }
+    const Cut made = cut_of(sorted, begin, end, num_kv_heads, step.num_threads, fair);
+    const int64_t whole = sorted.cost_of(begin, end), most = std::max<int64_t>(1, kMaxRowsPerTask / group);
+    int64_t done = 0, part = 1;
+    size_t from = begin;
+    for (size_t i = begin; i < end; ++i) {
+      done += sorted.cost_of(i, i == begin);
+      const bool is_whole = done >= whole * part / made.parts || int64_t(i + 1 - from) >= most;
+      if (i + 1 < end && !is_whole) continue;
+      add_part(from, i + 1, made.heads);
+      from = i + 1;
+      part = std::max(part + 1, done * made.parts / std::max<int64_t>(1, whole) + 1);
     }
   }
   static thread_local std::vector<int64_t> order;
@@ -207,4 +251,21 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return costs[a] > costs[b]; });
   tasks = plan.tasks;
   for (size_t i = 0; i < order.size(); ++i) plan.tasks[i] = tasks[order[i]];
+}
+
+int64_t keys_read(const Step* step, int32_t num_heads, int32_t num_kv_heads, int32_t block_size, int64_t* num_tasks) {
+  AttentionPlan plan{.num_heads = num_heads, .num_kv_heads = num_kv_heads, .of_rows = false, .of_kept = false,
+                     .shared_group = 0, .queries = {}, .segments = {}, .tasks = {}, .writes = {}};
+  Step whole = *step;
+  whole.num_rows = whole.num_tokens;
+  make_attention_plan(whole, block_size, plan);
+  *num_tasks = plan.tasks.size();
+  int64_t count = 0;
+  for (const AttentionTask& task : plan.tasks) {
+    const TokenBlock& first = plan.queries[task.first_query];
+    if (!task.num_segments) count += first.num_heads * end_of(whole, first);
+    for (int64_t s = task.first_segment; s < task.first_segment + task.num_segments; ++s)
+      count += first.num_heads * (plan.segments[s].end - plan.segments[s].begin);
+  }
+  return count;
 }

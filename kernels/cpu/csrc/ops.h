@@ -327,14 +327,13 @@ struct TokenBlock {
   int64_t seq, first_token, first_row, num_tokens, first_head, num_heads;
 };
 
-// Keys begin .. end of some of a task's queries: of one query its own, up to its position, or of several those that
-// they have in common.
+// Keys from begin up to end: one query's own, up to its position, or those that several queries share.
 struct Segment {
   int64_t begin, end, first_query, num_queries;
 };
 
 // A run of plan.queries with equal heads. If there are several, each is a token of another sequence, and the segments
-// say which keys they have in common.
+// say which keys they share.
 struct AttentionTask {
   int64_t first_query, num_queries, first_segment, num_segments;
 };
@@ -344,7 +343,7 @@ struct AttentionTask {
 struct AttentionPlan {
   int64_t num_heads, num_kv_heads;
   bool of_rows, of_kept;
-  // the group of layers with the blocks that sequences have in common; -1: what they have in common is read for each
+  // the group of layers with the blocks that sequences share; -1: each sequence reads all of its keys
   int64_t shared_group;
   std::vector<TokenBlock> queries;
   std::vector<Segment> segments;
