@@ -3,8 +3,8 @@ copy for each row.
 
     python -m benchmarks.common_beginnings [--threads N] [--seconds S] [--out FILE]
 
-The shape is that of a 125M Llama in bfloat16, with three layers, so that small caches are no better off. Both cases of a
-line are timed alternately, per layer; planning is included. GB/s: KV bytes of the copies. GFLOP/s: products of the
+The shape is that of a 125M Llama in bfloat16, with three layers, so that small caches are no better off. Both cases of
+a line are timed alternately, per layer; planning is included. GB/s: KV bytes of the copies. GFLOP/s: products of the
 shared run.
 """
 
