@@ -57,17 +57,21 @@ class BlockTable:
         self._borrow(request, max(0, count - num_free))
         self._running[request.key] = request
 
-    def pulled(self, key: RequestKey) -> bool:
+    def pulled(self, key: RequestKey) -> ScheduledRequest | None:
+        """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted
+        meanwhile and is gone."""
         if self._bury(key):
-            return False
-        self._running[key] = self._pulling.pop(key)
-        return True
+            return None
+        request = self._running[key] = self._pulling.pop(key)
+        return request
 
     def pull_failed(self, key: RequestKey) -> None:
         if not self._bury(key):
             self._free(self._pulling.pop(key))
 
     def evict(self, key: RequestKey) -> bool:
+        """Stops running the request. Its blocks are held until `evicted`. Returns False and changes nothing if it is
+        not running. If blocks are shared from both ends, BE keeps only `num_cached` tokens and their blocks."""
         if key not in self._running:
             return False
         request = self._leaving[key] = self._running.pop(key)
@@ -76,12 +80,15 @@ class BlockTable:
         return True
 
     def evicted(self, key: RequestKey) -> bool:
+        """Reports that the request's KV is in the pool and the request is gone. Returns False if it was aborted
+        meanwhile."""
         if self._bury(key):
             return False
         self._free(self._leaving.pop(key))
         return True
 
     def evict_failed(self, key: RequestKey) -> bool:
+        """Returns True if the request runs again, False if it was aborted meanwhile and is gone."""
         if self._bury(key):
             return False
         self._running[key] = self._leaving.pop(key)
@@ -95,6 +102,7 @@ class BlockTable:
         request.num_blocks = request.num_columns = request.num_passed = request.end = 0
 
     def abort(self, key: RequestKey) -> bool:
+        """Returns True if the request's blocks are held until a running copy is reported."""
         if key in self._running:
             self.ended(key)
             return False

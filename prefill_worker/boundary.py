@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.plan import PrefillPlan
-from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.prompts import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
@@ -23,7 +23,7 @@ class Boundary:
     """See `scheduling.boundary.PrefillBoundary` for the contract of each method."""
 
     def __init__(
-        self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, dedup: PrefixDedup
+        self, limits: InstanceLimits, blocks: Blocks, prompts: PromptTable, stages: Stages, dedup: PrefixDedup
     ) -> None:
         self.limits = limits
         self._blocks = blocks

@@ -24,7 +24,7 @@ from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
-class Prompts:
+class PromptTable:
     def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
@@ -69,6 +69,7 @@ class Prompts:
         self._enter(request, PromptState.LOADING if num_cached else PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
+        """Reports that the prompt's cached KV has arrived. Returns False if it was aborted meanwhile and is gone."""
         request = self._started[key]
         if request.state is PromptState.ABORTED:
             self._leave(key)
@@ -87,6 +88,7 @@ class Prompts:
         self._blocks.num_held += request.num_blocks
 
     def let_go(self, key: RequestKey) -> None:
+        """Ends `hold`: no decode instance pulls the prompt now or later."""
         request = self._started[key]
         request.is_held = False
         self._blocks.num_held -= request.num_blocks
@@ -94,6 +96,8 @@ class Prompts:
             self._leave(key)
 
     def saved(self, key: RequestKey) -> None:
+        """Reports that all KV of the prompt is in the pool; or that an aborted prompt is not held and has no copy
+        running."""
         request = self._started[key]
         if request.state not in (PromptState.SAVING, PromptState.ABORTED):
             raise RuntimeError(f"request {key}: saved, but it is {request.state.name}")
@@ -106,6 +110,7 @@ class Prompts:
         self._enter(request, PromptState.PREEMPTING)
 
     def preempted(self, key: RequestKey) -> None:
+        """Reports that the prompt's computed KV is in the pool. The prompt waits again."""
         scheduled = self._started[key]
         if scheduled.state is not PromptState.PREEMPTING:
             raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")

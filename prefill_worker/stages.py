@@ -4,7 +4,7 @@ KV.
     waiting -> staging (its KV is being copied from the pool) -> staged -> gone, when it is unstaged
 
 Candidates have a share of the blocks. Within it they precede prompts, because decode instances wait for them. Prompts
-that are held for decode instances (`hand_over.py`) count in the same share. Blocks under a copy are held until the copy
+that are held for decode instances (`staging.py`) count in the same share. Blocks under a copy are held until the copy
 is reported.
 """
 
@@ -66,6 +66,8 @@ class Stages:
         return works
 
     def staged(self, key: RequestKey) -> bool:
+        """Reports that the candidate's KV has arrived. Returns False if it was aborted or unstaged meanwhile and is
+        gone."""
         request = self._started[key]
         if request.state is PromptState.ABORTED:
             self._leave(key)
@@ -74,7 +76,8 @@ class Stages:
         return True
 
     def unstage(self, key: RequestKey) -> bool:
-        """Returns True if the candidate's blocks are held until a running copy is reported."""
+        """Frees the candidate's blocks. Returns True if they are held until a running copy is reported. Ignores unknown
+        requests."""
         self._waiting.pop(key, None)
         request = self._started.get(key)
         if request and request.state is PromptState.STAGED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
@@ -11,7 +11,6 @@ from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
-from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 
@@ -78,19 +77,6 @@ def id_of(key: RequestKey) -> RequestId:
 key_of = cast("Callable[[RequestId], RequestKey]", int)
 
 
-def news_of(
-    output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
-) -> NewTokens:
-    """Returns the report of an output. `request` already includes the new token. The prompt's log-probabilities, if
-    given, are sent with it."""
-    num_before = len(request.output) - (output.token_id is not None)
-    news = NewTokens(key_of(output.request_id), num_before, [])
-    complete(news, output)
-    if prompt_logprobs is not None:
-        news.prompt_logprobs = pack([*map(plain, prompt_logprobs)])
-    return news
-
-
 def coming_news(requests: Iterable[Request]) -> list[NewTokens]:
     """Returns reports for tokens that are not known yet. `complete` fills them in."""
     return [NewTokens(key_of(each.request_id), len(each.output), []) for each in requests]
@@ -113,8 +99,3 @@ def logprobs_of(output: TokenOutput) -> list[PlainLogprobs]:
 def plain(found: TokenLogprobs) -> PlainLogprobs:
     likeliest = dict(zip(found.token_ids[1:], found.logprobs[1:], strict=True))
     return found.logprobs[0], found.ranks[0], likeliest
-
-
-def says_something(output: TokenOutput) -> bool:
-    """Whether the output has a token or an end. Prompt log-probabilities alone wait for the first token."""
-    return output.token_id is not None or output.finish_reason is not None

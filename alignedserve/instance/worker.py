@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor as Threads
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
+from alignedserve.instance.copies import Copies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
+from alignedserve.instance.forecast import Forecast
+from alignedserve.instance.prompts import Prompts
+from alignedserve.instance.requests import key_of
 from alignedserve.instance.stopwatch import Stopwatch
-from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Moved
-from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.runs import Pairs
+from alignedserve.protocol.messages import AnyMessage, DecodeReport, InstanceLimits, PrefillReport, Work
 from alignedserve.types import RequestKey
-
-# Seconds per wait for stopped copies. Each ends on its own, at its deadline at the latest.
-DRAIN_STEP_S = 1.0
 
 
 class Step(Protocol):
@@ -36,36 +34,62 @@ class Step(Protocol):
         """The iteration that the engine computes; None if there is nothing to compute."""
 
 
+class Blocks(Protocol):
+    num_free: int
+
+
+class Schedule(Protocol):
+    """Decides what the instance does in its next iteration. Counts blocks, as the engine does."""
+
+    limits: InstanceLimits
+    forecast: Forecast
+
+    @property
+    def blocks(self) -> Blocks: ...
+
+    def check(self) -> None: ...
+
+    def check_idle(self) -> None: ...
+
+
 AnyStep = TypeVar("AnyStep", bound=Step)
 
 
 class Worker(ABC, Generic[AnyStep]):
+    schedule: Schedule
+    # The next report. Events add to it until it is sent.
+    _report: PrefillReport | DecodeReport
+
     def __init__(
         self,
         engine: Executor,
         transfers: Transfers,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
+        enable_prefix_caching: bool = False,
+        shares_blocks: bool = False,
     ) -> None:
-        """`threads` compile grammars; None gives the worker its own."""
+        """`threads` compile grammars; None gives the worker its own. `enable_prefix_caching`: prompts with a common
+        prefix reuse KV of earlier ones. `shares_blocks`: see `Prompts`."""
         self.engine = engine
         self.transfers = transfers
+        self.copies = Copies(transfers)
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        # Running copies per request.
-        self._num_copies: Counter[RequestKey] = Counter()
-        # Bytes and seconds of copies since the last report, by kind.
-        self._moved: dict[str, Moved] = {}
+        self.prompts = Prompts(engine, self._compiling, enable_prefix_caching, shares_blocks)
+        # Requests that hold blocks.
+        self._requests: dict[RequestKey, Any] = {}
+        # The counts at the last report: see `_has_news`.
+        self._last_levels: object = None
         # Messages to send after the next report.
         self._outbox: list[AnyMessage] = []
         # The longest that the next step may wait for a wake, in seconds; None for any time.
         self.patience_s: float | None = None
 
     @property
-    @abstractmethod
     def limits(self) -> InstanceLimits:
-        """The limits of its schedule."""
+        return self.schedule.limits
 
     # ---- for its driver ---------------------------------------------------------------------------------------------
 
@@ -94,21 +118,31 @@ class Worker(ABC, Generic[AnyStep]):
         messages, goes_on = self.finish(self.begin())
         return urgent + messages, goes_on
 
-    @abstractmethod
     def check(self) -> None:
         """Raises if its counts are wrong. May be called at any time."""
+        self.schedule.check()
 
-    @abstractmethod
     def check_idle(self) -> None:
         """Raises if anything is left of any request."""
+        self.schedule.check_idle()
+        num_left = len(self._requests) + len(self.prompts) + len(self.copies)
+        if num_left:
+            raise RuntimeError(f"idle, but {num_left} requests and copies are left")
 
     @abstractmethod
     def drop_orders(self) -> None:
         """Forgets everything that needs the pool's memory. Its copies have ended when this returns. Safe to repeat."""
 
-    @abstractmethod
     def drop_all(self) -> None:
         """Forgets everything without a report, because the router is gone. Safe to repeat."""
+        self.drop_orders()
+        self._drop_rest()
+        self._outbox.clear()
+        self.schedule.check_idle()
+
+    @abstractmethod
+    def _drop_rest(self) -> None:
+        """Forgets what needs no memory of the pool, and what the next report would say."""
 
     def use_pool(self, pool: Any) -> None:
         """Uses this memory as the pool's from now on, and drops earlier orders."""
@@ -128,40 +162,33 @@ class Worker(ABC, Generic[AnyStep]):
 
     # ---- for its subclasses -----------------------------------------------------------------------------------------
 
-    def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """`done` is called in either half of an iteration, or while orders are dropped."""
-        self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
+    def _prepare(self, work: Work, then: Callable[[], None]) -> None:
+        """Calls `then` when the prompt may start. The next report refuses one that can't be run."""
+        if refusal := self.prompts.prepare(work, then):
+            self._report.news.append(refusal)
 
-    def _save(
-        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
-    ) -> None:
-        self.transfers.save(key, pairs, num_empty, self._counted([key], done), is_urgent)
+    def _progressed(self, request: Request) -> None:
+        """The next report says how far the prompt is."""
+        key = key_of(request.request_id)
+        self._report.progress.append((key, request.num_computed, self.prompts.num_found(key)))
 
-    def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
-        self._num_copies.update(keys)
-        return partial(self._copied, done)
+    def _has_news(self, levels: object) -> bool:
+        """Returns whether the next report says anything: something has happened, or these counts have changed."""
+        report, last, self._last_levels = self._report, self._last_levels, levels
+        report.num_asked, report.num_found = self.prompts.prefix_cache.take_counts()
+        return report != type(report)() or levels != last
 
-    def _copied(self, done: Done, outcome: Outcome) -> None:
-        self._num_copies.subtract(outcome.keys)
-        if outcome.error is None:
-            moved = self._moved.setdefault(outcome.what, Moved(outcome.what, 0, 0.0))
-            moved.num_bytes += outcome.num_bytes
-            moved.seconds += outcome.seconds
-        for key in outcome.keys:
-            if not self._num_copies[key]:
-                del self._num_copies[key]
-        done(outcome)
+    def _take_report(self, duration_s: float) -> AnyMessage:
+        report, self._report = self._report, type(self._report)()
+        report.num_free_blocks, report.duration_s = self.schedule.blocks.num_free, duration_s
+        report.pace, report.moved = self.schedule.forecast.pace, self.copies.take_moved()
+        return report
 
-    def _stop_copies(self) -> None:
-        """Stops all copies, and returns when none is running."""
-        self.transfers.cut()
-        for key in self._num_copies:
-            self.transfers.abandon(key)
-        while self._num_copies:
-            self.transfers.completions.run(DRAIN_STEP_S)
+    def _take_outbox(self) -> list[AnyMessage]:
+        messages, self._outbox = self._outbox, []
+        return messages
 
-    def _check_blocks(self, num_free_planned: int) -> None:
-        if num_free_planned != self.engine.num_free_blocks:
-            raise RuntimeError(
-                f"the schedule counts {num_free_planned} free blocks, the engine {self.engine.num_free_blocks}"
-            )
+    def _check_blocks(self) -> None:
+        num_planned, num_free = self.schedule.blocks.num_free, self.engine.num_free_blocks
+        if num_planned != num_free:
+            raise RuntimeError(f"the schedule counts {num_planned} free blocks, the engine {num_free}")

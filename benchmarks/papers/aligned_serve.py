@@ -321,7 +321,7 @@ class PausedWorker(DecodeWorker):
         super()._pull(works)
         cost = load_cost_model(ONE_GPU)
         for work in works:
-            is_staged = self.schedule.source_of(work.request.key) is not None
+            is_staged = self.schedule.blocks.pulling[work.request.key].source is not None
             channel = cost.channels.admit if is_staged else cost.channels.fetch
             self._pause_s += channel.seconds(work.num_cached * cost.kv_bytes_per_token)
 

@@ -84,7 +84,7 @@ class Rig:
             # what the threads had to say last
             worker.step()
             assert len(worker._compiling) == 0
-        assert not self.island.prefill._preparation.keys
+        assert not self.island.prefill.prompts._matchers
         self.island.check_idle()
 
 

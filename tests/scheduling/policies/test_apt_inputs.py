@@ -55,7 +55,7 @@ def test_two_begin_with_inputs_where_one_would_with_kv() -> None:
     plan = after_waiting(instance, first := document(100), second := document(100), until=10.0)
     assert begun(plan) == keys(first, second)
     assert plan.keep_inputs == {*keys(first, second)}
-    assert instance.schedule.num_free_blocks == 2
+    assert instance.schedule.blocks.num_free == 2
 
 
 def test_the_second_half_of_the_memory_is_given_where_it_is_free() -> None:
@@ -123,7 +123,7 @@ def test_who_would_not_begin_with_inputs_is_computed_again_when_there_is_room() 
     instance.schedule.abort(key(with_kv))
     plan = instance.iterate(now=10.02)
     assert plan.drops == keys(with_inputs)
-    assert instance.schedule.num_free_blocks == 11
+    assert instance.schedule.blocks.num_free == 11
 
 
 def test_inputs_are_dropped_when_blocks_run_out() -> None:
@@ -131,7 +131,7 @@ def test_inputs_are_dropped_when_blocks_run_out() -> None:
     They run although they have just got a token, since nobody else does."""
     instance = limits(12)
     plan = after_waiting(instance, *(all_three := [document(127), document(127), document(127)]), until=10.0)
-    assert plan.keep_inputs == {*keys(*all_three)} and instance.schedule.num_free_blocks == 0
+    assert plan.keep_inputs == {*keys(*all_three)} and instance.schedule.blocks.num_free == 0
     assert len(instance.iterate(now=10.1).run) == 3
     plan = instance.iterate(now=10.2)
     assert len(plan.drops) == 1 and not plan.wants_evicted
