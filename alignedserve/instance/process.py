@@ -8,28 +8,27 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop, WorkerThread
+from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
+from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, Welcome
 from alignedserve.protocol.signals import stop_on_sigterm
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
@@ -51,6 +50,8 @@ class Loaded:
 
 class InstanceProcess(ABC):
     role: ClassVar[str]
+    # A subclass of Worker.
+    worker_class: ClassVar[Any]
 
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
@@ -63,10 +64,13 @@ class InstanceProcess(ABC):
     def may_become(self, other: InstanceProcess) -> None:
         self._in_role[other.role] = other
 
-    @abstractmethod
     def _make_worker(
         self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> Worker[Any]: ...
+    ) -> Worker[Any]:
+        config, kind = self._config, self.worker_class
+        enable_prefix_caching = kind.computes_prompts and config.engine.enable_prefix_caching
+        policy = make_policy(config.scheduling)
+        return kind(engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching)
 
     @abstractmethod
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
@@ -76,15 +80,6 @@ class InstanceProcess(ABC):
     def _allocate(self) -> Allocate:
         """The allocator for the KV cache."""
         return torch.empty
-
-    @abstractmethod
-    def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
-
-    @abstractmethod
-    def _scratch_blocks(
-        self, form: BlockFormat, num_blocks: int
-    ) -> AbstractContextManager[NDArray[np.uint8]]:
-        """Makes memory like the pool's, for measuring copies."""
 
     def prepare(self) -> None:
         """Loads the model and prepares everything else. Another process with this name may be serving meanwhile."""
@@ -149,14 +144,14 @@ class InstanceProcess(ABC):
         if not config.needs_profile:
             return None
         return cost_of(
-            built, config.engine, config.transfers.pool_kv_dtype, self._scratch_blocks, config.cost_profile
+            built, config.engine, config.transfers.pool_kv_dtype, scratch_blocks, config.cost_profile
         )
 
     async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
-            lambda name: self._attach(name, self._loaded.pool_format),
+            lambda name: Segment.attach(name, self._loaded.pool_format),
             messenger.say,
             self._take_role,
             is_over=lambda: messenger.link.is_over,

@@ -56,6 +56,7 @@ AnyStep = TypeVar("AnyStep", bound=Step)
 
 
 class Worker(ABC, Generic[AnyStep]):
+    computes_prompts = True
     schedule: Schedule
     # The next report. Events add to it until it is sent.
     _report: PrefillReport | DecodeReport
