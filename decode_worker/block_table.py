@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
+from alignedserve.engine.request import PLAIN, Layout
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
@@ -47,15 +48,24 @@ class BlockTable:
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
-    def admit(self, request: ScheduledRequest) -> None:
+    def admit(self, request: ScheduledRequest) -> Layout:
         self._begin(request, self._columns_for(request.num_tokens))
         self._pulling[request.key] = request
+        return self._layout(request)
 
-    def start(self, request: ScheduledRequest) -> None:
+    def start(self, request: ScheduledRequest) -> Layout:
         num_free = self.num_free
         count = self._begin(request, self._columns_for(request.num_tokens, request.keeps_inputs))
-        self._borrow(request, max(0, count - num_free))
+        num_lent = max(0, count - num_free)
+        self._borrow(request, num_lent)
         self._running[request.key] = request
+        return self._layout(request, num_lent)
+
+    def _layout(self, request: ScheduledRequest, num_lent: int = 0) -> Layout:
+        is_reversed = self.ends.is_on and not request.is_rt
+        if is_reversed or num_lent or request.keeps_inputs:
+            return Layout(is_reversed, num_lent, request.keeps_inputs)
+        return PLAIN
 
     def pulled(self, key: RequestKey) -> ScheduledRequest | None:
         """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted

@@ -20,7 +20,3 @@ class DecodeProcess(InstanceProcess):
 class ColocatedProcess(DecodeProcess):
     role = "colocated"
     worker_class = ColocatedWorker
-
-    @property
-    def _has_reversed(self) -> bool:
-        return self._config.scheduling.share_blocks

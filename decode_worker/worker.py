@@ -14,11 +14,11 @@ from itertools import zip_longest
 
 import msgspec
 
-from alignedserve.decode_worker.end_ops import EndOps
-from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.end_ops import carry_out
+from alignedserve.decode_worker.plan import DecodePlan, EndOp
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.copies import blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
@@ -94,7 +94,6 @@ class DecodeWorker(Worker[DecodeStep]):
         self.schedule = DecodeSchedule(limits, part, estimate, lookup, num_parts)
         # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
-        self._end_ops = EndOps(engine, self._requests)
         # Requests that were aborted under a copy, with the message to send when it has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
         # These are sent before the next report, which may name the same requests for eviction again.
@@ -136,7 +135,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._failed_evictions.append(Failed(order.key, "evict", reason))
         elif self.schedule.blocks.evict(order.key):
             self.engine.part(request)
-            if self._shares_blocks and request.is_reversed:
+            if request.is_reversed:
                 self.engine.cut(request, self.schedule.blocks.leaving[order.key].num_cached)
             self._save_changed(order, request)
 
@@ -179,14 +178,13 @@ class DecodeWorker(Worker[DecodeStep]):
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
-    def _pull(self, works: Sequence[Work]) -> None:
+    def _pull(self, plan: DecodePlan) -> None:
         """Pulls requests from the pool one by one. Those that a prefill instance has staged are pulled in one
         transfer."""
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
-        for work in works:
+        for work in plan.pulls:
             key = work.request.key
-            is_reversed = self.prompts.is_reversed(work)
-            request = self._requests[key] = adopt(self.engine, work, is_reversed=is_reversed)
+            request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
             source = self.schedule.blocks.pulling[key].source
             if source is None:
@@ -232,9 +230,9 @@ class DecodeWorker(Worker[DecodeStep]):
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work, num_lent: int, keeps_inputs: bool) -> None:
+    def _start(self, work: Work, layout: Layout) -> None:
         key = work.request.key
-        request = self._requests[key] = self.prompts.start(work, num_lent, keeps_inputs)
+        request = self._requests[key] = self.prompts.start(work, layout)
         self.engine.join(request)
         self._report.admitted.append(key)
         if request.num_computed:
@@ -285,21 +283,19 @@ class DecodeWorker(Worker[DecodeStep]):
         if plan.drops:
             self._report.dropped += plan.drops
         for work in plan.new_prompts:
-            key = work.request.key
-            self._start(work, plan.num_lent(key), key in plan.keep_inputs)
+            self._start(work, plan.layouts.get(work.request.key, PLAIN))
         if plan.ends:
-            self._carry_out(plan)
+            self._carry_out(plan.ends)
         if plan.pulls:
-            self._pull(plan.pulls)
+            self._pull(plan)
         return self._launch(DecodeStep(begun_s, plan))
 
-    def _carry_out(self, plan: DecodePlan) -> None:
+    def _carry_out(self, ops: Sequence[EndOp]) -> None:
         begun_s = self._clock()
-        self._end_ops.carry_out(plan.ends)
-        copied = self._end_ops.take_bytes()
+        copied = carry_out(ops, self.engine, self._requests)
         seconds = self._clock() - begun_s
         for what, num_bytes in copied.items():
-            self.copies.moved(what, num_bytes, seconds * num_bytes / sum(copied.values()))
+            self.copies.moved(what, num_bytes, seconds * num_bytes / copied.total())
 
     def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
         plan = step.plan

@@ -70,7 +70,10 @@ class InstanceProcess(ABC):
         config, kind = self._config, self.worker_class
         enable_prefix_caching = kind.computes_prompts and config.engine.enable_prefix_caching
         policy = make_policy(config.scheduling)
-        return kind(engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching)
+        worker: Worker[Any] = kind(
+            engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching
+        )
+        return worker
 
     @abstractmethod
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
@@ -100,7 +103,8 @@ class InstanceProcess(ABC):
         # A prefill instance's KV must be in memory that other processes can access.
         allocate = self._in_role.get("prefill", self)._allocate
         has_whole_prompts = "prefill" in self._in_role
-        built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
+        has_reversed = self.role == "colocated" and self._config.scheduling.share_blocks
+        built = build_engine(self._config.engine, allocate, has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
         self._loaded = Loaded(built.engine, pool_format, self._cost(built))
@@ -127,11 +131,6 @@ class InstanceProcess(ABC):
         worker, hello = self._in_role[role]._begin(self._loaded, new_epoch(), self._wake.set)
         self._built = worker, replace(hello, started_s=self._built[1].started_s)
         return self._built
-
-    @property
-    def _has_reversed(self) -> bool:
-        """Whether requests may fill their blocks from the last slot down."""
-        return False
 
     def _be_nice(self) -> None:
         """Lowers the priority of this thread and of the threads that it starts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
@@ -23,13 +23,12 @@ from alignedserve.types import InvalidRequest, RequestKey
 
 class Prompts:
     def __init__(
-        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, shares_blocks: bool = False
+        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, rt_only: bool = False
     ) -> None:
-        """`shares_blocks`: BE fills its blocks from the last slot down, and no other prompt uses its KV."""
+        """`rt_only`: no other prompt uses KV of BE."""
         self._engine = engine
         self._compiling = compiling
-        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only=shares_blocks)
-        self._shares_blocks = shares_blocks
+        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only)
         # Grammars of prompts that have not started yet.
         self._matchers: dict[RequestKey, Matcher] = {}
         # Block hashes and counts of started prompts, until they leave.
@@ -77,19 +76,16 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work, num_lent: int = 0, keeps_inputs: bool = False) -> Request:
-        """Starts the prompt and returns the engine's request. `num_lent` and `keeps_inputs`: see `Engine.adopt`."""
+    def start(self, work: Work, layout: Layout = PLAIN) -> Request:
+        """Starts the prompt and returns the engine's request."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not keeps_inputs)
-        matcher, is_reversed = self._matchers.pop(key, None), self.is_reversed(work)
-        request = adopt(self._engine, work, matcher, prefix.num_found, is_reversed, num_lent, keeps_inputs)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not layout.keeps_inputs)
+        matcher = self._matchers.pop(key, None)
+        request = adopt(self._engine, work, matcher, prefix.num_found, layout)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs.setdefault(key, [])
         return request
-
-    def is_reversed(self, work: Work) -> bool:
-        return self._shares_blocks and not work.deadlines.is_rt
 
     def num_found(self, key: RequestKey) -> int:
         """Returns the number of the prompt's tokens with KV from earlier prompts."""

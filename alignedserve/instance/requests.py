@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
@@ -37,12 +37,10 @@ def adopt(
     work: Work,
     matcher: Matcher | None = None,
     num_shared: int = 0,
-    is_reversed: bool = False,
-    num_lent: int = 0,
-    keeps_inputs: bool = False,
+    layout: Layout = PLAIN,
 ) -> Request:
     """Makes the engine's request; the schedule has reserved its blocks. `num_shared` is the number of tokens with
-    shared KV. `is_reversed` and `num_lent`: see `Engine.adopt`."""
+    shared KV."""
     wanted, params = work.request, work.request.params
     if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of the prompt were sent with the first token.
@@ -55,9 +53,7 @@ def adopt(
         work.output,
         work.num_cached or num_shared,
         matcher,
-        is_reversed,
-        num_lent,
-        keeps_inputs,
+        layout,
         wanted.pooling,
         wanted.adapter,
     )

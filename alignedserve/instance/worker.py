@@ -68,17 +68,17 @@ class Worker(ABC, Generic[AnyStep]):
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
-        shares_blocks: bool = False,
+        rt_only: bool = False,
     ) -> None:
         """`threads` compile grammars; None gives the worker its own. `enable_prefix_caching`: prompts with a common
-        prefix reuse KV of earlier ones. `shares_blocks`: see `Prompts`."""
+        prefix reuse KV of earlier ones. `rt_only`: see `Prompts`."""
         self.engine = engine
         self.transfers = transfers
         self.copies = Copies(transfers)
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        self.prompts = Prompts(engine, self._compiling, enable_prefix_caching, shares_blocks)
+        self.prompts = Prompts(engine, self._compiling, enable_prefix_caching, rt_only)
         # Requests that hold blocks.
         self._requests: dict[RequestKey, Any] = {}
         # The counts at the last report: see `_has_news`.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
+from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.worker import DecodeStep, DecodeWorker
-from alignedserve.protocol.messages import FindNear, FormBatch, Work
+from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling import island as views
 from alignedserve.scheduling.policies.aligned import Aligned
@@ -317,10 +318,10 @@ class PausedWorker(DecodeWorker):
 
     _pause_s = 0.0
 
-    def _pull(self, works: Sequence[Work]) -> None:
-        super()._pull(works)
+    def _pull(self, plan: DecodePlan) -> None:
+        super()._pull(plan)
         cost = load_cost_model(ONE_GPU)
-        for work in works:
+        for work in plan.pulls:
             is_staged = self.schedule.blocks.pulling[work.request.key].source is not None
             channel = cost.channels.admit if is_staged else cost.channels.fetch
             self._pause_s += channel.seconds(work.num_cached * cost.kv_bytes_per_token)

@@ -127,7 +127,7 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
     schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
     schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
     plan = schedule.plan(0.0)
-    assert plan.new_prompts == [work] and plan.keep_inputs == {*keys([work])}
+    assert plan.new_prompts == [work] and plan.layouts.keys() == {*keys([work])}
     num_held = LIMITS.num_blocks - schedule.blocks.num_free
     assert num_held == -(-30 // (2 * LIMITS.block_size))
     with pytest.raises(RuntimeError, match="have no KV that could go on, and can only be dropped"):
