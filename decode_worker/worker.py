@@ -12,17 +12,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-import msgspec
-
 from alignedserve.decode_worker.end_ops import carry_out
 from alignedserve.decode_worker.plan import DecodePlan, EndOp
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.copies import blocks_with, pairs_of
-from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
-from alignedserve.instance.worker import Worker
+from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.requests import adopt, complete, key_of, limits_of
+from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
@@ -32,7 +30,6 @@ from alignedserve.protocol.messages import (
     Failed,
     FailedPull,
     Gone,
-    NewTokens,
     Offer,
     Work,
 )
@@ -43,28 +40,12 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
-
-class DecodeStep(msgspec.Struct):
-    """A struct for the reason given in `DecodePlan`."""
-
-    begun_s: float
-    plan: DecodePlan
-    iteration: Iteration | None = None
-    # The reports of the requests that get a token, without the token.
-    news: list[NewTokens] = []
-    # The requests with prompt tokens in this iteration.
-    prompts: list[RequestKey] = []
-    # See DecodeReport.
-    is_mixed: bool = False
-    scheduling_s: float | None = None
-
-
 # If RT and BE share blocks, host memory has room for the overwritten KV of one block in this many. When RT needs more,
 # whole requests must leave.
 BLOCKS_PER_PART = 4
 
 
-class DecodeWorker(Worker[DecodeStep]):
+class DecodeWorker(Worker):
     computes_prompts = False
     schedule: DecodeSchedule
     _requests: dict[RequestKey, Request]
@@ -271,10 +252,7 @@ class DecodeWorker(Worker[DecodeStep]):
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> DecodeStep:
-        begun_s = self._clock()
-        self._stopwatch.begin()
-        plan = self.schedule.plan(begun_s)
+    def _carry_out(self, plan: DecodePlan) -> Sequence[tuple[Request, int]]:
         self.patience_s = plan.hold_s or None
         for key in plan.passing:
             self.engine.free_passed(self._requests[key])
@@ -285,61 +263,36 @@ class DecodeWorker(Worker[DecodeStep]):
         for work in plan.new_prompts:
             self._start(work, plan.layouts.get(work.request.key, PLAIN))
         if plan.ends:
-            self._carry_out(plan.ends)
+            self._carry_out_ends(plan.ends)
         if plan.pulls:
             self._pull(plan)
-        return self._launch(DecodeStep(begun_s, plan))
+        requests = map(self._requests.__getitem__, plan.run)
+        computing = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
+        if plan.chunks:
+            computing += [(self._requests[key], count) for key, count in plan.chunks]
+        return computing
 
-    def _carry_out(self, ops: Sequence[EndOp]) -> None:
+    def _carry_out_ends(self, ops: Sequence[EndOp]) -> None:
         begun_s = self._clock()
         copied = carry_out(ops, self.engine, self._requests)
         seconds = self._clock() - begun_s
         for what, num_bytes in copied.items():
             self.copies.moved(what, num_bytes, seconds * num_bytes / copied.total())
 
-    def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
-        plan = step.plan
-        if step.iteration is not None:
-            self._computed(step, step.iteration)
-        if plan.goes_on:
-            self.schedule.took(*self._stopwatch.lap())
-        else:
-            self._stopwatch.stop()
-        if not (len(self.schedule.blocks) or len(self.schedule.candidates)):
-            self._stopwatch.idle()
-        self._check_blocks()
-        return self._take_messages(step, self._clock() - step.begun_s), plan.goes_on
-
-    def _launch(self, step: DecodeStep) -> DecodeStep:
-        plan = step.plan
-        requests = map(self._requests.__getitem__, plan.run)
-        work = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
-        if plan.chunks:
-            work += [(self._requests[key], count) for key, count in plan.chunks]
-        if not work:
-            return step
-        self._stopwatch.engine_begins()
-        step.scheduling_s = self._stopwatch.scheduling_s
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
         if self.prompts.are_computed:
             step.prompts = [
                 key_of(request.request_id) for request, count in work if count > 1 or not request.output
             ]
-        step.iteration = self.engine.launch(work)
-        self._report.num_computed += sum([count for _, count in work])
+        super()._launch(step, work)
         # With a GPU this runs beside the iteration, since it does not need the tokens.
+        plan = step.plan
         step.is_mixed = self.schedule.is_mixed(plan)
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-        step.news = coming_news(step.iteration.requests)
-        return step
 
-    def _computed(self, step: DecodeStep, iteration: Iteration) -> None:
-        outputs = self.engine.finish(iteration)
-        self._stopwatch.engine_ends()
-        self._take_outputs(step, outputs)
-
-    def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
         if step.prompts:
             self.prompts.computed(map(self._requests.__getitem__, step.prompts))
         for key, _ in step.plan.chunks:
@@ -361,9 +314,19 @@ class DecodeWorker(Worker[DecodeStep]):
         self.schedule.blocks.ended(key)
         self._leave(key)
 
+    def _finished(self, step: Step) -> list[AnyMessage]:
+        if step.plan.goes_on:
+            self.schedule.took(*self._stopwatch.lap())
+        else:
+            self._stopwatch.stop()
+        if not (len(self.schedule.blocks) or len(self.schedule.candidates)):
+            self._stopwatch.idle()
+        self._check_blocks()
+        return self._take_messages(step, self._clock() - step.begun_s)
+
     # ---- reports ----------------------------------------------------------------------------------------------------
 
-    def _take_messages(self, step: DecodeStep, duration_s: float) -> list[AnyMessage]:
+    def _take_messages(self, step: Step, duration_s: float) -> list[AnyMessage]:
         blocks, messages, self._failed_evictions = self.schedule.blocks, self._failed_evictions, []
         self._report.news = step.news + self._report.news if self._report.news else step.news
         # These counts justify a report when they change, even if nothing was computed.
@@ -374,7 +337,7 @@ class DecodeWorker(Worker[DecodeStep]):
             messages.append(self._take_report(duration_s))
         return messages + self._take_outbox()
 
-    def _describe(self, step: DecodeStep) -> None:
+    def _describe(self, step: Step) -> None:
         """Adds to the report what is not a change."""
         report, forecast, batch = self._report, self.schedule.forecast, self.schedule.candidates.running_batch
         running = self.schedule.blocks.running.values()

@@ -8,19 +8,18 @@ copy a decode instance may already pull the KV of RT from here (`staging.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
-import msgspec
-
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.instance.copies import DRAIN_STEP_S, blocks_with, pairs_of
-from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.requests import coming_news, limits_of
-from alignedserve.instance.worker import Worker
+from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.requests import limits_of
+from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.staging import Staging
@@ -29,7 +28,6 @@ from alignedserve.protocol.messages import (
     AnyMessage,
     Failed,
     Gone,
-    NewTokens,
     Prefill,
     PrefillReport,
     Stage,
@@ -69,15 +67,7 @@ class Prompt:
         return self.request.num_computed == len(self.work.request.prompt) + len(self.work.output)
 
 
-class PrefillStep(msgspec.Struct):
-    begun_s: float
-    plan: PrefillPlan
-    iteration: Iteration | None = None
-    # The reports of the prompts that get a token, without the token.
-    news: list[NewTokens] = []
-
-
-class PrefillWorker(Worker[PrefillStep]):
+class PrefillWorker(Worker):
     schedule: PrefillSchedule
     _requests: dict[RequestKey, Prompt]
     _report: PrefillReport
@@ -150,10 +140,7 @@ class PrefillWorker(Worker[PrefillStep]):
         # Decode instances may be waiting for saved or staged KV.
         return super().take_outcomes() + self._take_messages(0.0)
 
-    def begin(self) -> PrefillStep:
-        begun_s = self._clock()
-        self._stopwatch.begin()
-        plan = self.schedule.plan(begun_s)
+    def _carry_out(self, plan: PrefillPlan) -> Sequence[tuple[Request, int]]:
         for key in plan.preempted:
             self._preempt(self._requests[key])
         for work in plan.new_prompts:
@@ -162,15 +149,9 @@ class PrefillWorker(Worker[PrefillStep]):
             self._load_cached(work)
         for work in plan.stages:
             self._staging.start(work)
-        return self._launch(PrefillStep(begun_s, plan))
-
-    def finish(self, step: PrefillStep) -> tuple[list[AnyMessage], bool]:
-        if step.iteration is not None:
-            self._computed(step, step.iteration)
-        # Copies that ended immediately are reported together with this iteration's results.
-        self.transfers.completions.run()
-        self._check_blocks()
-        return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
+        if not plan.chunks:
+            self._stopwatch.stop()
+        return [(self._requests[key].request, count) for key, count in plan.chunks]
 
     def _start(self, work: Work) -> None:
         request = self.prompts.start(work)
@@ -182,27 +163,20 @@ class PrefillWorker(Worker[PrefillStep]):
             if request.num_computed:
                 self._progressed(request)
 
-    def _launch(self, step: PrefillStep) -> PrefillStep:
-        if not step.plan.chunks:
-            self._stopwatch.stop()
-            return step
-        self._stopwatch.engine_begins()
-        work = [(self._requests[key].request, count) for key, count in step.plan.chunks]
-        step.iteration = self.engine.launch(work)
-        step.news = coming_news(step.iteration.requests)
-        return step
-
-    def _computed(self, step: PrefillStep, iteration: Iteration) -> None:
-        outputs = self.engine.finish(iteration)
-        self._stopwatch.engine_ends()
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
         self.schedule.forecast.took(*self._stopwatch.lap())
         for news, output in zip_longest(step.news, outputs):
             self.prompts.take_output(output, news)
         self._report.news += step.news
         for key, count in step.plan.chunks:
-            self._report.num_computed += count
             self.schedule.prompts.computed(key, count)
             self._after_chunk(self._requests[key])
+
+    def _finished(self, step: Step) -> list[AnyMessage]:
+        # Copies that ended immediately are reported together with this iteration's results.
+        self.transfers.completions.run()
+        self._check_blocks()
+        return self._take_messages(self._clock() - step.begun_s)
 
     def _after_chunk(self, prompt: Prompt) -> None:
         request = prompt.request

@@ -59,18 +59,16 @@ class InstanceProcess(ABC):
         self._in_role: dict[str, InstanceProcess] = {self.role: self}
         self._wake = threading.Event()
         # The result of `prepare`: the worker, and its Hello.
-        self._built: tuple[Worker[Any], Hello] | None = None
+        self._built: tuple[Worker, Hello] | None = None
 
     def may_become(self, other: InstanceProcess) -> None:
         self._in_role[other.role] = other
 
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> Worker[Any]:
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         config, kind = self._config, self.worker_class
         enable_prefix_caching = kind.computes_prompts and config.engine.enable_prefix_caching
         policy = make_policy(config.scheduling)
-        worker: Worker[Any] = kind(
+        worker: Worker = kind(
             engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching
         )
         return worker
@@ -99,7 +97,7 @@ class InstanceProcess(ABC):
         assert self._built
         asyncio.run(self._serve(*self._built))
 
-    def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
+    def _build(self, epoch: Epoch) -> tuple[Worker, Hello]:
         # A prefill instance's KV must be in memory that other processes can access.
         allocate = self._in_role.get("prefill", self)._allocate
         has_whole_prompts = "prefill" in self._in_role
@@ -110,7 +108,7 @@ class InstanceProcess(ABC):
         self._loaded = Loaded(built.engine, pool_format, self._cost(built))
         return self._begin(self._loaded, epoch, self._wake.set)
 
-    def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
+    def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
         """Makes the worker of this role from the loaded state."""
         engine, cost = loaded.engine, loaded.cost
         transfers = LiveTransfers(
@@ -125,7 +123,7 @@ class InstanceProcess(ABC):
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         """Makes the worker of another role, after the current one was closed."""
         assert self._built
         worker, hello = self._in_role[role]._begin(self._loaded, new_epoch(), self._wake.set)
@@ -146,7 +144,7 @@ class InstanceProcess(ABC):
             built, config.engine, config.transfers.pool_kv_dtype, scratch_blocks, config.cost_profile
         )
 
-    async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
+    async def _serve(self, worker: Worker, hello: Hello) -> None:
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
@@ -184,7 +182,7 @@ class InstanceProcess(ABC):
         assert self._built
         return self._built[1]
 
-    def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, loaded: Loaded) -> Hello:
+    def _hello(self, worker: Worker, epoch: Epoch, address: str, loaded: Loaded) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,

@@ -10,31 +10,50 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+import msgspec
+
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.copies import Copies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.forecast import Forecast
 from alignedserve.instance.prompts import Prompts
-from alignedserve.instance.requests import key_of
+from alignedserve.instance.requests import coming_news, key_of
 from alignedserve.instance.stopwatch import Stopwatch
-from alignedserve.protocol.messages import AnyMessage, DecodeReport, InstanceLimits, PrefillReport, Work
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    DecodeReport,
+    InstanceLimits,
+    NewTokens,
+    PrefillReport,
+    Work,
+)
 from alignedserve.types import RequestKey
 
 
-class Step(Protocol):
-    """An iteration between its two halves."""
+class Step(msgspec.Struct):
+    """An iteration between its two halves. A struct, because it is faster to create than a dataclass."""
 
-    @property
-    def iteration(self) -> Iteration | None:
-        """The iteration that the engine computes; None if there is nothing to compute."""
+    begun_s: float
+    # The schedule's plan: a PrefillPlan or a DecodePlan.
+    plan: Any
+    # The iteration that the engine computes; None if there is nothing to compute.
+    iteration: Iteration | None = None
+    # The reports of the requests that get a token, without the token.
+    news: list[NewTokens] = []
+    # On instances that decode: the requests with prompt tokens in this iteration.
+    prompts: list[RequestKey] = []
+    # See DecodeReport.
+    is_mixed: bool = False
+    scheduling_s: float | None = None
 
 
-class Blocks(Protocol):
+class FreeBlocks(Protocol):
     num_free: int
 
 
@@ -45,17 +64,16 @@ class Schedule(Protocol):
     forecast: Forecast
 
     @property
-    def blocks(self) -> Blocks: ...
+    def blocks(self) -> FreeBlocks: ...
+
+    def plan(self, now: float) -> Any: ...
 
     def check(self) -> None: ...
 
     def check_idle(self) -> None: ...
 
 
-AnyStep = TypeVar("AnyStep", bound=Step)
-
-
-class Worker(ABC, Generic[AnyStep]):
+class Worker(ABC):
     computes_prompts = True
     schedule: Schedule
     # The next report. Events add to it until it is sent.
@@ -104,14 +122,23 @@ class Worker(ABC, Generic[AnyStep]):
         self.transfers.completions.run()
         return []
 
-    @abstractmethod
-    def begin(self) -> AnyStep:
+    def begin(self) -> Step:
         """Does the first half of an iteration: plans it, starts copies, launches the computation."""
+        begun_s = self._clock()
+        self._stopwatch.begin()
+        step = Step(begun_s, self.schedule.plan(begun_s))
+        if work := self._carry_out(step.plan):
+            self._launch(step, work)
+        return step
 
-    @abstractmethod
-    def finish(self, step: AnyStep) -> tuple[list[AnyMessage], bool]:
+    def finish(self, step: Step) -> tuple[list[AnyMessage], bool]:
         """Does the second half, after the computation. Returns the messages to the router in order, and whether to
         continue immediately or after a wake."""
+        if step.iteration is not None:
+            outputs = self.engine.finish(step.iteration)
+            self._stopwatch.engine_ends()
+            self._take_outputs(step, outputs)
+        return self._finished(step), step.plan.goes_on
 
     def step(self) -> tuple[list[AnyMessage], bool]:
         """Runs a whole iteration, for drivers that send nothing before its end."""
@@ -161,7 +188,28 @@ class Worker(ABC, Generic[AnyStep]):
         self._compiling.close()
         self.transfers.close()
 
-    # ---- for its subclasses -----------------------------------------------------------------------------------------
+    # ---- what the roles do ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _carry_out(self, plan: Any) -> Sequence[tuple[Request, int]]:
+        """Starts and ends requests, and starts copies. Returns what the engine computes."""
+
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
+        self._stopwatch.engine_begins()
+        step.scheduling_s = self._stopwatch.scheduling_s
+        step.iteration = self.engine.launch(work)
+        step.news = coming_news(step.iteration.requests)
+        self._report.num_computed += sum([count for _, count in work])
+
+    @abstractmethod
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
+        """Completes the reports of the iteration, and ends or saves requests."""
+
+    @abstractmethod
+    def _finished(self, step: Step) -> list[AnyMessage]:
+        """Does what remains of an iteration, also if nothing was computed. Returns the messages to the router."""
+
+    # ---- for the roles ----------------------------------------------------------------------------------------------
 
     def _prepare(self, work: Work, then: Callable[[], None]) -> None:
         """Calls `then` when the prompt may start. The next report refuses one that can't be run."""

@@ -60,7 +60,7 @@ class SimInstance(SimProcess):
         self._num_connections = 0
 
     @abstractmethod
-    def _make_worker(self) -> Worker[Any]: ...
+    def _make_worker(self) -> Worker: ...
 
     @property
     def _parts(self) -> Parts:
@@ -97,10 +97,10 @@ class SimInstance(SimProcess):
         return self
 
     @property
-    def worker(self) -> Worker[Any]:
+    def worker(self) -> Worker:
         return self._loop.worker
 
-    def _begin_role(self) -> Worker[Any]:
+    def _begin_role(self) -> Worker:
         """Makes a worker of its role."""
         world, ids = self.world, TransferIds(self.epoch)
         make = SimTransfers if world.is_checked else TrustingTransfers
@@ -108,7 +108,7 @@ class SimInstance(SimProcess):
         world.transfers[self.instance_id] = self.transfers
         return self._make_worker()
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         raise RuntimeError(f"{self.instance_id} is to become a {role} instance, but can't change its role")
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ class SimInstance(SimProcess):
     def hello(self) -> Hello:
         return self._hello_of(self.worker)
 
-    def _hello_of(self, worker: Worker[Any]) -> Hello:
+    def _hello_of(self, worker: Worker) -> Hello:
         return replace(self.make_hello(worker.limits), cost=self.world.cost)
 
     def _is_over(self) -> bool:
@@ -280,7 +280,7 @@ class SimChanging(SimPrefill):
     def _channels(self) -> SimChannels:
         return super()._channels if self.role == PREFILL else _of_decode(self.world, self._ports)
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         self.engine.check_idle()
         self.role, self.epoch = role, self.world.next_epoch()
         worker = self._begin_role()

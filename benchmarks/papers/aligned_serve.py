@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.decode_worker.worker import DecodeStep, DecodeWorker
+from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.engine.request import Request
+from alignedserve.instance.worker import Step
 from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling import island as views
@@ -326,12 +328,11 @@ class PausedWorker(DecodeWorker):
             channel = cost.channels.admit if is_staged else cost.channels.fetch
             self._pause_s += channel.seconds(work.num_cached * cost.kv_bytes_per_token)
 
-    def _launch(self, step: DecodeStep) -> DecodeStep:
-        launched = super()._launch(step)
-        if isinstance(launched.iteration, SimIteration):
-            launched.iteration.seconds += self._pause_s
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
+        super()._launch(step, work)
+        if isinstance(step.iteration, SimIteration):
+            step.iteration.seconds += self._pause_s
             self._pause_s = 0.0
-        return launched
 
 
 class Paused(Scenario):

@@ -32,16 +32,12 @@ from tests.forkserver import forking
 
 
 class SlowPrefill(PrefillProcess):
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> Worker[Any]:
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 
 class SlowDecode(DecodeProcess):
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> Worker[Any]:
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.worker import DecodeStep
+from alignedserve.instance.worker import Step
 from alignedserve.protocol.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
@@ -108,7 +108,7 @@ def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_
     failed, said = Failed(victim.key, "evict", "its deadline passed"), []
     take_messages = island.decode._take_messages
 
-    def noted(step: DecodeStep, duration_s: float) -> list[AnyMessage]:
+    def noted(step: Step, duration_s: float) -> list[AnyMessage]:
         said.append(take_messages(step, duration_s))
         return said[-1]
 
