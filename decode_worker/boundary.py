@@ -16,8 +16,7 @@ from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.engine.request import PLAIN
-from alignedserve.instance.prefix_dedup import PrefixDedup
-from alignedserve.instance.prefix_lookup import PrefixLookup
+from alignedserve.instance.prefix_dedup import PrefixDedup, PrefixLookup
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey

@@ -17,9 +17,8 @@ from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.instance.forecast import Forecast
-from alignedserve.instance.prefix_dedup import PrefixDedup
-from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
+from alignedserve.instance.iteration_times import Forecast
+from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.estimate import Estimate

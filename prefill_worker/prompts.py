@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from alignedserve.instance.prefix_lookup import PrefixLookup
+from alignedserve.instance.prefix_dedup import PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.scheduled_request import (
     PromptState,

@@ -14,12 +14,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from alignedserve.instance.forecast import Forecast
-from alignedserve.instance.prefix_dedup import PrefixDedup
-from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
+from alignedserve.instance.iteration_times import Forecast
+from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.boundary import Boundary
-from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.boundary import Boundary, PrefillPlan
 from alignedserve.prefill_worker.prompts import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, num_tokens
 from alignedserve.prefill_worker.stages import Stages

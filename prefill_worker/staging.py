@@ -1,5 +1,5 @@
-"""KV on a prefill instance that decode instances pull: of candidates, which is copied here from the pool, and of RT
-prompts that were just computed here, which is copied to the pool meanwhile.
+"""KV on a prefill instance that decode instances pull. A candidate's KV is copied here from the pool. An RT prompt's KV
+was just computed here, and is copied to the pool meanwhile.
 
     a candidate: loading (its KV is being copied from the pool) -> staged -> gone, when it is pulled or unstaged
     a prompt: held -> let go, when it was pulled, or the router has sent Unstage, or the request is dropped

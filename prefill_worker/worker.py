@@ -20,7 +20,7 @@ from alignedserve.instance.copies import DRAIN_STEP_S, blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Step, Worker
-from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.protocol.messages import (

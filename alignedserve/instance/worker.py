@@ -21,10 +21,9 @@ from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.copies import Copies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.forecast import Forecast
+from alignedserve.instance.iteration_times import Forecast, Stopwatch
 from alignedserve.instance.prompts import Prompts
 from alignedserve.instance.requests import coming_news, key_of
-from alignedserve.instance.stopwatch import Stopwatch
 from alignedserve.protocol.messages import (
     AnyMessage,
     DecodeReport,

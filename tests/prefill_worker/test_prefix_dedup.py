@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import Abort, InstanceLimits, Prefill, Work
