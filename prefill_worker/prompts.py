@@ -10,41 +10,26 @@ the copy is reported, even if the request was aborted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from alignedserve.instance.prefix_dedup import PrefixLookup
-from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.blocks import Blocks, RequestTable
 from alignedserve.prefill_worker.scheduled_request import (
     PromptState,
     ScheduledRequest,
-    ScheduledRequests,
     num_tokens,
 )
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
-class PromptTable:
+class PromptTable(RequestTable):
     def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
+        super().__init__(blocks)
         self._max_num_seqs = max_num_seqs
-        self._blocks = blocks
         self._lookup = lookup
-        # In order of arrival in the state. Waiting prompts hold no blocks.
-        self._waiting: ScheduledRequests = {}
-        self._started: ScheduledRequests = {}
         # Prompts that have not been in any plan yet.
         self._new: list[ScheduledRequest] = []
         # The number of prompts with slots, by whether they are RT.
         self._num_slots = {True: 0, False: 0}
-        # Read-only views for other code.
-        self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
-        self.started: Mapping[RequestKey, ScheduledRequest] = self._started
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._waiting or key in self._started
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -126,25 +111,15 @@ class PromptTable:
             self._enter(self._started[key], PromptState.ABORTED)
         return key in self._started
 
-    def drop_waiting(self) -> None:
-        self._waiting.clear()
-
     def _enter(self, request: ScheduledRequest, state: PromptState) -> None:
         self._num_slots[request.is_rt] -= request.has_slot
         request.state = state
         self._num_slots[request.is_rt] += request.has_slot
 
-    def _leave(self, key: RequestKey) -> None:
-        self._blocks.free(self._started.pop(key))
-
     # ---- counts -----------------------------------------------------------------------------------------------------
 
     def in_state(self, state: PromptState) -> list[ScheduledRequest]:
         return [request for request in self._started.values() if request.state is state]
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(request.num_blocks for request in self._started.values())
 
     @property
     def num_free_slots(self) -> int:

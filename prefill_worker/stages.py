@@ -10,37 +10,20 @@ is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest, ScheduledRequests
+from alignedserve.prefill_worker.blocks import Blocks, RequestTable
+from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
-class Stages:
+class Stages(RequestTable):
     def __init__(self, num_blocks_at_most: int, policy: PrefillPart, blocks: Blocks) -> None:
+        super().__init__(blocks)
         self._num_blocks_at_most = num_blocks_at_most
         self._policy = policy
-        self._blocks = blocks
-        # In order of arrival in the state. Waiting candidates hold no blocks.
-        self._waiting: ScheduledRequests = {}
-        self._started: ScheduledRequests = {}
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._waiting or key in self._started
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
-
-    @property
-    def started(self) -> Iterable[RequestKey]:
-        return self._started.keys()
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(request.num_blocks for request in self._started.values())
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -85,12 +68,6 @@ class Stages:
         elif request:
             request.state = PromptState.ABORTED
         return key in self._started
-
-    def drop_waiting(self) -> None:
-        self._waiting.clear()
-
-    def _leave(self, key: RequestKey) -> None:
-        self._blocks.free(self._started.pop(key))
 
     # ---- which is next ----------------------------------------------------------------------------------------------
 
