@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request, Work
+from alignedserve.engine.request import PLAIN, Layout, Request, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
@@ -100,9 +100,7 @@ class Executor(Protocol):
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
-        is_reversed: bool = False,
-        num_lent: int = 0,
-        keeps_inputs: bool = False,
+        layout: Layout = PLAIN,
         pooling: str | None = None,
         adapter: str = "",
     ) -> Request | None: ...
