@@ -12,7 +12,7 @@ import alignedserve
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.http.auth_limits import Access, AuthLimitsMiddleware
+from alignedserve.gateway.http.access import Access, AuthLimitsMiddleware
 from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json

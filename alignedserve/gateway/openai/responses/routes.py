@@ -16,7 +16,7 @@ from alignedserve.gateway.generation.prepared import DirectAnswer
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
-from alignedserve.gateway.http.auth_limits import share_of
+from alignedserve.gateway.http.access import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json
