@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.server import LOAD_S
 from alignedserve.router.status import LoadMeter
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.island import Island, IslandConfig

@@ -15,7 +15,7 @@ from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
 from alignedserve.scheduling.island import Assign
-from alignedserve.scheduling.prefix_affinity import num_to_compute
+from alignedserve.scheduling.prefixes import num_to_compute
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------

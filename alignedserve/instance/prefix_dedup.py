@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from alignedserve.instance.prefix_lookup import PrefixLookup
-from alignedserve.scheduling.block_hashes import pays_to_wait
+from alignedserve.scheduling.prefixes import pays_to_wait
 from alignedserve.types import RequestKey
 
 

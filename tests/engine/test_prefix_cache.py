@@ -17,10 +17,10 @@ from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.request import Work
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling.block_hashes import block_hashes_of
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import BlockId, RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens

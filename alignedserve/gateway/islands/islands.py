@@ -18,7 +18,7 @@ from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Cluster, Request
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes
 from alignedserve.types import InstanceId, RequestKey
 
 # number of requests that are closed in one turn of the event loop
