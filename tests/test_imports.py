@@ -32,7 +32,7 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        *("types", "seeds", "sampling_params", "structured_outputs", "layer_groups"),
+        *("types", "sampling_params", "structured_outputs", "layer_groups"),
         *("process", "timing", "protocol", "scheduling"),
     )
 }
@@ -47,7 +47,7 @@ INSTANCE = BASE | {
 STATE_MACHINES = {
     *(f"alignedserve.{part}_worker.{module}" for part in ("prefill", "decode") for module in ("worker",)),
     *(f"alignedserve.instance.{module}" for module in ("executor", "loop", "requests", "worker")),
-    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request", "validate")),
+    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request")),
     *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
     "alignedserve.text.grammar",
 }
@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE
     | {"alignedserve"}
-    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "validate")}
+    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "request")}
     | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"}
     | {"alignedserve.lengths"},
     "alignedserve/lengths": BASE,
@@ -85,7 +85,7 @@ MAY_IMPORT = {
     "alignedserve/vopr": BASE
     | {"alignedserve.sim", "alignedserve.router", "alignedserve.kvpool", "alignedserve.store"}
     | {"alignedserve.gateway", "alignedserve.batch", "alignedserve.lengths", "alignedserve.text"}
-    | {"alignedserve.engine.config", "alignedserve.engine.validate"},
+    | {"alignedserve.engine.config", "alignedserve.engine.request"},
     "alignedserve/sim": BASE | STATE_MACHINES | {"alignedserve.router", "alignedserve.kvpool"},
 }
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that

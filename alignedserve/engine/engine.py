@@ -15,14 +15,20 @@ import numpy as np
 from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints
-from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import Limits
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
-from alignedserve.engine.request import Request, Status, Work
+from alignedserve.engine.request import (
+    Endings,
+    Request,
+    Status,
+    Vocabulary,
+    Work,
+    check_adapter,
+    check_request,
+)
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
-from alignedserve.engine.validate import Vocabulary, check_adapter, check_request
 from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
@@ -147,7 +153,7 @@ class Engine:
         return self._blocks.num_known(block_hashes) * self.cache.format.block_size
 
     def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
-        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as far
+        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/prefixes.py`), as far
         as they are known. Returns the number of tokens with KV."""
         return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
 

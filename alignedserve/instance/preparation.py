@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from alignedserve.engine.validate import check_request
+from alignedserve.engine.request import check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import NewTokens, Work

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.validate import check_request
+from alignedserve.engine.request import check_request
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
@@ -29,10 +29,9 @@ from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import check_pool_kv_dtype
 from alignedserve.protocol.pooling import NO_SAMPLING
-from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
-from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeStep
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.validate import check_adapter, check_request
+from alignedserve.engine.request import check_adapter, check_request
 from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.offline.host_memory import HostMemory

@@ -17,8 +17,7 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request, Status, Work
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Request, Status, Vocabulary, Work
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits

@@ -19,8 +19,7 @@ from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
-from alignedserve.sampling_params import MAX_SEED, SamplingParams
-from alignedserve.seeds import child_seed
+from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.text.stop import StopStrings
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import RequestKey

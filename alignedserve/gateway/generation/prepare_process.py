@@ -16,7 +16,7 @@ import sys
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.gateway.generation.endpoint import (
     Beside,
     ConversationNeeded,

@@ -14,7 +14,7 @@ from typing import Any
 import alignedserve
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.validate import Vocabulary, check_ids, check_request
+from alignedserve.engine.request import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.tools.harmony import is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
