@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 import alignedserve
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.http.access import Access, AuthLimitsMiddleware
 from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.errors import add_error_handlers

@@ -11,8 +11,7 @@ from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.validate import Validator
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits

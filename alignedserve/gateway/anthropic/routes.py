@@ -8,11 +8,15 @@ from fastapi.responses import Response
 
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, answer_directly, read_call, respond
+from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
+from alignedserve.gateway.generation.endpoint import Answering, DirectAnswer, Endpoint
+from alignedserve.gateway.generation.responding import (
+    ANSWERED,
+    RequestBuilder,
+    answer_directly,
+    read_call,
+    respond,
+)
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
 from alignedserve.gateway.limits.limits import Limits

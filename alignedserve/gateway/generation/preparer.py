@@ -19,7 +19,14 @@ from functools import cached_property
 
 import msgspec
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Expands, Result
+from alignedserve.gateway.generation.endpoint import (
+    ConversationNeeded,
+    DirectAnswer,
+    Endpoint,
+    Expands,
+    Prepared,
+    Result,
+)
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
     NICENESS,
@@ -29,7 +36,6 @@ from alignedserve.gateway.generation.prepare_process import (
     PrepareReply,
     TokenizerParts,
 )
-from alignedserve.gateway.generation.prepared import DirectAnswer, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large

@@ -10,11 +10,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import answer_directly
+from alignedserve.gateway.generation.chat import readable, template_variables, tool_variables
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
+from alignedserve.gateway.generation.responding import RequestBuilder, answer_directly
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields

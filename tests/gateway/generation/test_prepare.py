@@ -25,12 +25,11 @@ from tokenizers.models import WordLevel
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS, MODULE
 from alignedserve.gateway.generation import preparer as preparer_module
-from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.endpoint import Endpoint, Prepared, Result, ids_of
 from alignedserve.gateway.generation.prepare_process import NICENESS, PrepareReply
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
-from alignedserve.gateway.generation.prepared import Prepared, ids_of
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, PrepareLane, Preparer
-from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
+from alignedserve.gateway.generation.responding import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import fair_queue
 from alignedserve.gateway.limits.limits import Limits

@@ -16,7 +16,7 @@ from msgspec.structs import replace as with_field
 from openai.types import Batch
 
 from alignedserve.batch.results import Answer
-from alignedserve.gateway.generation.request_builder import LineAnswers
+from alignedserve.gateway.generation.responding import LineAnswers
 from alignedserve.gateway.openai.batch_jobs.routes import batch_body
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
 from alignedserve.store import FileId, JobId, JobRecord, StoreAway, Tally

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.gateway.chat.prepare import PreparedChat
 from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.generation.chat import PreparedChat
 from alignedserve.gateway.limits.limits import Limits
 from alignedserve.gateway.tools.bodies import Tool, structure_of
 from alignedserve.text.grammar import Grammars

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import Limits

@@ -18,7 +18,7 @@ from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.placed_inputs import PlacedInputs, is_url
 from alignedserve.batch.runner import BatchRunner
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json

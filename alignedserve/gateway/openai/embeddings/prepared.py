@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.request import check_ids
-from alignedserve.gateway.generation.prepared import CallRunner, PreparedCall, packed, salt_of, unpacked
+from alignedserve.gateway.generation.endpoint import CallRunner, PreparedCall, packed, salt_of, unpacked
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece, array_of, encode, object_of

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.gateway.generation.endpoint import Endpoint, Needed
-from alignedserve.gateway.generation.prepared import Answering, Prepared
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.endpoint import Answering, Endpoint, Needed, Prepared
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import Json, encode

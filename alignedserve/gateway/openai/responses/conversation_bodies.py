@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import Limits

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands, Needed
-from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
+from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
+from alignedserve.gateway.generation.endpoint import (
+    Answering,
+    Beside,
+    ConversationNeeded,
+    DirectAnswer,
+    Expands,
+    Needed,
+)
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import Limits

@@ -11,11 +11,15 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import (
+    ConversationNeeded,
+    DirectAnswer,
+    Endpoint,
+    Needed,
+    Result,
+)
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, respond
+from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond
 from alignedserve.gateway.http.access import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.gateway.generation.endpoint import Answering
 from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
-from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
+from alignedserve.gateway.openai.completions import ChatResponseBuilder
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
