@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from alignedserve.protocol.messages import Candidates, Prefill, Reserved
-from alignedserve.router.copies import Offers, Staging
+from alignedserve.router.copies import Offers, StagedTransfers
 from alignedserve.router.leaving import Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
@@ -116,7 +116,7 @@ class DecodeDispatch:
     """Assigns requests that wait in the pool to decode instances, as the policy decides."""
 
     _router: RouterState
-    _staging: Staging
+    _staging: StagedTransfers
     _offers: Offers
     _pool: PoolClient
 

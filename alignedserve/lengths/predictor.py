@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from alignedserve.lengths.config import MAX_ENTRIES
 from alignedserve.lengths.encoder import Encoder
-from alignedserve.lengths.neighbours import Neighbour, Neighbours
+from alignedserve.lengths.neighbours import Neighbours, SimilarPrompt
 from alignedserve.lengths.prediction import Prediction, Query, Source, query_of
 from alignedserve.lengths.regression import Regression
 from alignedserve.lengths.trust import Mean, Trust
@@ -67,7 +67,7 @@ class Predictor:
         confidence = self.trust.confidence(similarity, source)
         return Prediction(guesses[source], source, confidence, query, guesses, similarity)
 
-    def _guesses(self, query: Query, near: Sequence[Neighbour]) -> dict[Source, int]:
+    def _guesses(self, query: Query, near: Sequence[SimilarPrompt]) -> dict[Source, int]:
         guesses: dict[Source, int] = {}
         if near:
             guesses["neighbours"] = query.clamp(mean_length(near, query.most))
@@ -84,7 +84,7 @@ def teaches(prediction: Prediction, length: int, reason: str) -> bool:
     return reason in ("stop", "length") and length >= 1 and prediction.query.is_natural
 
 
-def mean_length(near: Sequence[Neighbour], most: int) -> float:
+def mean_length(near: Sequence[SimilarPrompt], most: int) -> float:
     """Returns the mean length, weighted by similarity. The most similar neighbour comes first. `most` is the request's
     limit."""
     weights = [math.exp((each.similarity - near[0].similarity) / SHARPNESS) for each in near]
@@ -92,7 +92,7 @@ def mean_length(near: Sequence[Neighbour], most: int) -> float:
     return math.exp(sum(map(math.prod, zip(weights, logs, strict=True))) / sum(weights))
 
 
-def _length_of(neighbour: Neighbour, near: Sequence[Neighbour], most: int) -> float:
+def _length_of(neighbour: SimilarPrompt, near: Sequence[SimilarPrompt], most: int) -> float:
     answers = neighbour.answers
     if answers.num_ended:
         return answers.length

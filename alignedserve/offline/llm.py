@@ -44,7 +44,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass
-class _Job:
+class _PromptJob:
     """One prompt of a generate call and its n sequences."""
 
     request_id: str
@@ -227,7 +227,7 @@ class LLM:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
         return EmbeddingRequestOutput(str(next(self._ids)), token_ids)
 
-    def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _Job:
+    def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _PromptJob:
         try:
             text, token_ids = self._tokenize(prompt)
             check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
@@ -237,7 +237,7 @@ class LLM:
                 self.engine.grammars.check(params.structured_outputs)
         except ValueError as error:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
-        job = _Job(str(next(self._ids)), text, token_ids, params, adapter)
+        job = _PromptJob(str(next(self._ids)), text, token_ids, params, adapter)
         job.sequences = [SequenceCollector(i, params, self._tokenizer) for i in range(params.n)]
         return job
 
@@ -254,8 +254,8 @@ class LLM:
             return prompt, self.get_tokenizer().encode(prompt)
         return None, _token_ids(prompt)
 
-    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
-        owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
+    def _run(self, jobs: list[_PromptJob], use_tqdm: bool) -> list[RequestOutput]:
+        owners: dict[RequestId, tuple[_PromptJob, SequenceCollector]] = {}
         with self._running, _progress(len(jobs), use_tqdm) as bar, self._emptying():
             for job in jobs:
                 self._submit(job, owners)
@@ -269,7 +269,7 @@ class LLM:
                         bar.update(job.is_finished)
         return [job.result() for job in jobs]
 
-    def _submit(self, job: _Job, owners: dict[RequestId, tuple[_Job, SequenceCollector]]) -> None:
+    def _submit(self, job: _PromptJob, owners: dict[RequestId, tuple[_PromptJob, SequenceCollector]]) -> None:
         params = job.params
         seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
         for index, sequence in enumerate(job.sequences):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-class PoolProcess(SimProcess):
+class SimPool(SimProcess):
     role = "kvpool"
 
     def __init__(

@@ -30,7 +30,7 @@ _URGENT, _PLAIN, _LAST = range(3)
 
 
 @dataclass
-class _Job:
+class _CopyJob:
     transfer: TransferId
     what: Direction
     key: RequestKey
@@ -66,7 +66,7 @@ class Mover:
         self._completions = completions
         self._clock = clock
         self._quick_bytes = quick_bytes
-        self._pending: dict[TransferId, _Job] = {}
+        self._pending: dict[TransferId, _CopyJob] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._lanes = [_Lane(self._carry_out) for _ in range(self._copier.num_lanes)]
@@ -129,7 +129,7 @@ class Mover:
     ) -> TransferId:
         check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
         check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
-        job = _Job(
+        job = _CopyJob(
             transfer=self._ids.next(),
             what=what,
             key=key,
@@ -150,11 +150,11 @@ class Mover:
         return job.transfer
 
     @staticmethod
-    def _stop(jobs: list[_Job], reason: str) -> None:
+    def _stop(jobs: list[_CopyJob], reason: str) -> None:
         for job in jobs:
             job.stop_reason = reason
 
-    def _carry_out(self, job: _Job) -> None:
+    def _carry_out(self, job: _CopyJob) -> None:
         begun_s = time.perf_counter()
         try:
             self._copier.copy(
@@ -170,7 +170,7 @@ class Mover:
         outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
         self._completions.post(job.done, outcome)
 
-    def _reason_to_stop(self, job: _Job) -> str | None:
+    def _reason_to_stop(self, job: _CopyJob) -> str | None:
         if job.stop_reason is None and self._clock() >= job.deadline_s:
             job.stop_reason = "its deadline passed"
         return job.stop_reason
@@ -179,14 +179,14 @@ class Mover:
 class _Lane:
     """A thread and its jobs: urgent ones first, others in order."""
 
-    def __init__(self, carry_out: Callable[[_Job], None]) -> None:
-        self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
+    def __init__(self, carry_out: Callable[[_CopyJob], None]) -> None:
+        self._jobs: queue.PriorityQueue[tuple[int, int, _CopyJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._carry_out = carry_out
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
 
-    def put(self, job: _Job, is_urgent: bool) -> None:
+    def put(self, job: _CopyJob, is_urgent: bool) -> None:
         self._jobs.put((_URGENT if is_urgent else _PLAIN, next(self._numbers), job))
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alignedserve import LLM, SamplingParams
-from alignedserve.engine.engine import Iteration
+from alignedserve.engine.engine import LaunchedIteration
 from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.request import Work
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
@@ -64,7 +64,7 @@ def make_counting(directory: Path, **options: Any) -> LocalInstance:
     instance = make_instance(directory, **options)
     launch, counts = instance.engine.launch, Counter[str]()
 
-    def counting(work: Work) -> Iteration:
+    def counting(work: Work) -> LaunchedIteration:
         counts["tokens"] += sum(count for _, count in work)
         return launch(work)
 

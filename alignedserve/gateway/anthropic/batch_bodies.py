@@ -14,7 +14,7 @@ from alignedserve.batch.validate import Validator
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.fields import BodyFields
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.store import Problem
 
@@ -40,7 +40,7 @@ class PreparedBatch(DirectAnswer, frozen=True, kw_only=True):
     model: str | None
 
 
-def message_batch(body: MessageBatchBody, model: ServedModel, limits: Limits) -> PreparedBatch:
+def message_batch(body: MessageBatchBody, model: ServedModel, limits: CallLimits) -> PreparedBatch:
     """Returns the batch that the body asks for. Includes the checks of a job's file, so that no job fails by them
     later. Raises ApiError."""
     validator = Validator(ANTHROPIC_PATH, model.names)

@@ -19,7 +19,7 @@ from alignedserve.gateway.generation.responding import (
 )
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 
 
@@ -36,7 +36,7 @@ class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
         return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
 
 
-def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
+def message(body: MessagesBody, model: ServedModel, limits: CallLimits) -> PreparedMessage:
     """Returns the call of a message. Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
@@ -47,7 +47,7 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         return PreparedMessage(**found)
 
 
-def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def count_tokens(body: CountTokensBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     """Returns the number of tokens of a prompt, which need not fit: clients ask to see how much they have to leave out.
     Raises ApiError and InvalidRequest."""
     with body.naming():

@@ -17,7 +17,7 @@ from alignedserve.gateway.generation.endpoint import (
     checked_prompts,
     fields_of,
 )
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, Tool, ToolChoice, structure_of
 from alignedserve.gateway.tools.calls import arguments_of
@@ -150,7 +150,9 @@ class _Tooling:
     shows_special_tokens: bool = False
 
 
-def chat_fields(body: AnyChatBody, chat: Conversation, model: ServedModel, limits: Limits) -> dict[str, Any]:
+def chat_fields(
+    body: AnyChatBody, chat: Conversation, model: ServedModel, limits: CallLimits
+) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
     chat, ignored = _usable(chat, model)
@@ -226,7 +228,7 @@ def _with_tags(reading: TextReading, has_tools: bool) -> TextReading:
     return TextReading()
 
 
-def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_format: bool) -> _Tooling:
+def _tooling_of(chat: Conversation, model: ServedModel, limits: CallLimits, has_format: bool) -> _Tooling:
     """`has_format`: the client asks for an output format. Raises ApiError and InvalidRequest if this model can't make
     calls."""
     tools, choice = chat.tools, chat.choice
@@ -264,7 +266,7 @@ def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
 
 
 def _harmony(
-    variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits, has_format: bool
+    variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: CallLimits, has_format: bool
 ) -> _Tooling:
     """In the harmony format the whole output has this form, forced calls too, and its special tokens are needed to read
     it."""

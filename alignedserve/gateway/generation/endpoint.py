@@ -23,7 +23,7 @@ from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.http.fields import check_number, take_unknown
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.islands.islands import Islands
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
@@ -154,13 +154,13 @@ async def unpacked(packed: bytes) -> list[int]:
 # ---- checks of every call, before and after its prompts are tokenised ------------------------------------------------
 
 
-def check_body(body: GenerationBody, model: ServedModel, limits: Limits) -> None:
+def check_body(body: GenerationBody, model: ServedModel, limits: CallLimits) -> None:
     """Checks the model's name and the numbers of token ids, before tokenising. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
     limits.check_counts(body.stop_token_ids, body.logit_bias)
 
 
-def check_structure(params: SamplingParams, name: str, limits: Limits) -> None:
+def check_structure(params: SamplingParams, name: str, limits: CallLimits) -> None:
     """Checks the size of the schema or grammar, which is the value of the parameter `name`. Raises ApiError."""
     num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
     if num_bytes > limits.max_grammar_bytes:
@@ -173,7 +173,7 @@ def checked_prompts(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     model: ServedModel,
-    limits: Limits,
+    limits: CallLimits,
 ) -> SamplingParams:
     """Checks the prompts, and returns `params` with max_tokens reduced to what fits. Raises ApiError and
     InvalidRequest."""
@@ -266,7 +266,7 @@ class Endpoint:
         self,
         data: bytes,
         model: ServedModel,
-        limits: Limits,
+        limits: CallLimits,
         is_strict: bool = False,
         beside: Beside = Beside(),
     ) -> Result:
@@ -286,7 +286,7 @@ class Endpoint:
         return msgspec.structs.replace(made, ignored=ignored) if unknown else made
 
     def prepare_encoded(
-        self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool, beside: Beside
+        self, data: bytes, model: ServedModel, limits: CallLimits, is_strict: bool, beside: Beside
     ) -> bytes:
         """Returns the result of `prepare`, encoded for another process. Raises the same."""
         made = self.prepare(data, model, limits, is_strict, beside)

@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from alignedserve.batch.results import Answer as LineAnswer
+from alignedserve.batch.results import LineAnswer
 from alignedserve.gateway.generation.endpoint import (
     Answering,
     Endpoint,
@@ -34,7 +34,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.limits.fair_queue import QueueTimeout
-from alignedserve.gateway.limits.limits import Limits, SloConfig
+from alignedserve.gateway.limits.limits import CallLimits, SloConfig
 from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.metrics import IgnoredParameters
@@ -54,7 +54,7 @@ class RequestBuilder:
     islands: Islands
     compiler: Compiler
     preparer: Preparer
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
     slo: SloConfig = field(default_factory=SloConfig)
     lengths: AnswerLengths = field(default_factory=lambda: AnswerLengths(LengthConfig(NONE)))
     # Gives a seed to requests that have none.

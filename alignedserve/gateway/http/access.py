@@ -27,7 +27,7 @@ from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
 from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.store.contents import CHUNK_BYTES
 
 # ---- web pages -------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Access:
 
     # Bounds the bodies in memory.
     memory: BodyMemory
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
     keys: Keys = field(default_factory=Keys)
     drain_state: DrainState = field(default_factory=DrainState)
     callers: Callers = ANY_CALLER
@@ -269,7 +269,7 @@ class AuthLimitsMiddleware:
         return False
 
 
-def body_memory(limits: Limits, keys: Keys) -> BodyMemory:
+def body_memory(limits: CallLimits, keys: Keys) -> BodyMemory:
     # If no keys are needed, all clients are one owner, which may have all of the memory.
     needs_keys = keys.owner(None) is None
     return BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)

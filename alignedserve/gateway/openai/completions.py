@@ -23,7 +23,7 @@ from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, read_call, respond
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import ChatBody, ChoicesBody, CompletionBody
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice, Shown
@@ -302,7 +302,7 @@ class PreparedChatCompletion(PreparedChat, frozen=True, kw_only=True):
         )
 
 
-def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> PreparedCompletion:
+def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> PreparedCompletion:
     """Returns the call of a completion. Raises ApiError and InvalidRequest."""
     with body.naming():
         check_body(body, model, limits)
@@ -321,7 +321,7 @@ def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Prep
         )
 
 
-def chat(body: ChatBody, model: ServedModel, limits: Limits) -> PreparedChatCompletion:
+def chat(body: ChatBody, model: ServedModel, limits: CallLimits) -> PreparedChatCompletion:
     """Returns the call of a chat. Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)

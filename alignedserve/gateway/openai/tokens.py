@@ -16,7 +16,7 @@ from alignedserve.gateway.generation.responding import RequestBuilder, answer_di
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
 from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
@@ -60,7 +60,7 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def tokenized(body: TokenizeBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     model.check_name(body.model)
     tokens, ignored = _tokens(model, body)
     strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
@@ -73,7 +73,7 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectA
     return DirectAnswer(memoryview(msgspec.json.encode(found)), ignored=ignored)
 
 
-def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     model.check_name(body.model)
     return DirectAnswer(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
 

@@ -70,7 +70,7 @@ class Directory(Home):
         return shutil.disk_usage(self._path).total
 
     def writer(self, name: str) -> Writer:
-        return _Writer(self._threads, self._path / name)
+        return _DirectoryWriter(self._threads, self._path / name)
 
     async def read(self, name: str, start: int, num_bytes: int) -> bytes | None:
         try:
@@ -87,7 +87,7 @@ class Directory(Home):
             yield found[start : start + _NUM_LISTED]
 
 
-class _Writer(Writer):
+class _DirectoryWriter(Writer):
     def __init__(self, threads: Threads, path: Path) -> None:
         self._threads = threads
         self._path = path

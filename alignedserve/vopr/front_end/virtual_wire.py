@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from alignedserve.sim.clock import Timer
+from alignedserve.sim.clock import SimTimer
 
 if TYPE_CHECKING:
     from alignedserve.vopr.front_end.virtual_network import VirtualConnection
@@ -33,7 +33,7 @@ class Way:
         self._connection = connection
         self._is_up = is_up
         self._pieces: deque[tuple[float, bytes | End]] = deque()
-        self._next: Timer | None = None
+        self._next: SimTimer | None = None
 
     def send(self, piece: bytes | End) -> None:
         clock, network = self._connection.network.loop.clock, self._connection.network

@@ -20,7 +20,7 @@ from alignedserve.gateway.openai.completions import ChatResponseBuilder
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
-from alignedserve.gateway.openai.responses.written import Stored
+from alignedserve.gateway.openai.responses.written import StoredSpan
 from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.readers import CallPiece, Read, TextReader, ThoughtPiece
 from alignedserve.gateway.tools.reading import TextReading
@@ -79,7 +79,7 @@ def replayed(builder: ResponsesBuilder) -> list[Any]:
     async def sent() -> list[Any]:
         pieces = [piece async for event in written(head, read) for piece in event]
         return [
-            parts[piece.part][piece.begin : piece.end] if isinstance(piece, Stored) else piece
+            parts[piece.part][piece.begin : piece.end] if isinstance(piece, StoredSpan) else piece
             for piece in pieces
         ]
 
