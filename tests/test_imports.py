@@ -32,7 +32,7 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        *("types", "sampling_params", "structured_outputs", "layer_groups"),
+        *("types", "version", "sampling_params", "structured_outputs", "layer_groups"),
         *("process", "timing", "protocol", "scheduling"),
     )
 }
@@ -55,11 +55,9 @@ STATE_MACHINES = {
 MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
-    # `alignedserve` is its version, which each process sends
-    "alignedserve/protocol": {"alignedserve"}
-    | {
+    "alignedserve/protocol": {
         f"alignedserve.{name}"
-        for name in ("types", "sampling_params", "structured_outputs", "layer_groups", "timing")
+        for name in ("types", "version", "sampling_params", "structured_outputs", "layer_groups", "timing")
     },
     # what policies see of the router and of instances is all that they may
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
@@ -71,7 +69,7 @@ MAY_IMPORT = {
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
     "alignedserve/instance": BASE
-    | {"alignedserve", "alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
+    | {"alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
     | {"alignedserve.models.config"},
     "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE

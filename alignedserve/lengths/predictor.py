@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from alignedserve.lengths.config import MAX_ENTRIES
-from alignedserve.lengths.encoder import Encoder
+from alignedserve.lengths.config import ENCODERS, MAX_ENTRIES
+from alignedserve.lengths.encoder import Decode, Encoder
+from alignedserve.lengths.hash_encoder import HashEncoder
 from alignedserve.lengths.neighbours import Neighbours, SimilarPrompt
 from alignedserve.lengths.prediction import Prediction, Query, Source, query_of
 from alignedserve.lengths.regression import Regression
@@ -100,3 +101,17 @@ def _length_of(neighbour: SimilarPrompt, near: Sequence[SimilarPrompt], most: in
         return most
     longer = [each.answers.length for each in near if each.answers.length > answers.cut_at]
     return sum(longer) / len(longer) if longer else answers.cut_at
+
+
+def make_encoder(kind: str, model: str | None = None, decode: Decode | None = None) -> Encoder:
+    """`model`: a sentence-embedding model, a directory or a name. `decode` belongs to the prompts' tokenizer. Raises
+    ValueError for an encoder that can't be made."""
+    if kind == "hash":
+        return HashEncoder()
+    if kind == "sentence":
+        from alignedserve.lengths.sentence_encoder import SentenceEncoder
+
+        if decode is None:
+            raise ValueError("length_predictor='sentence': needs text, but this model has no tokenizer")
+        return SentenceEncoder.load(model, decode)
+    raise ValueError(f"length_predictor={kind!r}: must be one of {', '.join(ENCODERS)}")

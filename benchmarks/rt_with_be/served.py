@@ -1,7 +1,7 @@
 """Runs `alignedserve serve` with the demo model on this machine, on its own port, during a measurement.
 
-`Server` and `BestEffortLoad` are the measured interfaces. `Served` and its batch job implement them here, and `peer` for
-vLLM.
+`Server` and `BestEffortLoad` are the measured interfaces. `Served` and its batch job implement them here, and `peer`
+for vLLM.
 """
 
 from __future__ import annotations

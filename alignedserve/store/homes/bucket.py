@@ -21,8 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from alignedserve.store.base import StoreAway
-from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
+from alignedserve.store.homes.base import BrokenOff, Home, Listed, StoreAway, Writer
 from alignedserve.store.homes.places import BucketPlace
 
 log = logging.getLogger(__name__)

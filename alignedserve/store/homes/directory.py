@@ -18,8 +18,7 @@ from typing import ParamSpec, TypeVar
 
 from alignedserve.process.private_files import make_directory
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
-from alignedserve.store.base import StoreAway
-from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
+from alignedserve.store.homes.base import BrokenOff, Home, Listed, StoreAway, Writer
 
 PART = ".part"
 NUM_THREADS = 8

@@ -37,7 +37,7 @@ from alignedserve.store import (
     StoreAway,
     StoreFull,
 )
-from alignedserve.store.base import Order
+from alignedserve.store.records import Order
 from alignedserve.store.responses import ItemPage, Pieces, sizes_of
 from alignedserve.store.retry import repeated
 
