@@ -27,7 +27,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
 from alignedserve.engine.limits import EngineLimits
-from alignedserve.engine.ranks.leader import RankLeader
+from alignedserve.engine.rank_leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.ranks import padded

@@ -155,7 +155,7 @@ def _start(rank: int) -> tuple[subprocess.Popen[bytes], RankChannel]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve.engine.ranks.follower", str(theirs.fileno())],
+            [sys.executable, "-m", "alignedserve.engine.rank_follower", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
