@@ -36,6 +36,7 @@ settings.load_profile("tests")
 # it is run once more (tests/second_runs.py).
 LIVE = (
     "benchmarks/test_gpu_first.py",
+    "benchmarks/test_arena_live.py",
     "benchmarks/test_sim_vs_live.py",
     "bench",
     "benchmarks/test_gpu_parts.py",
@@ -103,6 +104,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     second_runs.tell(terminalreporter)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_internalerror(excrepr: object) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which a worker broke down is a failed one, which xdist sometimes forgets."""
+    if _internal_errors:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Repeats the first internal error as the last lines: xdist says where a worker broke down, and after it that the
+    worker had not finished, which takes as many lines."""
+    if _internal_errors and not hasattr(config, "workerinput"):
+        print(f"\nthe first internal error:\n{_internal_errors[0][-2000:]}")
+
+
+_internal_errors: list[str] = []
 
 
 @pytest.fixture(scope="session", autouse=True)

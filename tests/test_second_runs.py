@@ -69,3 +69,20 @@ def test_what_fails_twice_or_has_no_second_run_fails(tmp_path: Path) -> None:
     assert said.rstrip().split("\n")[-1].startswith("3 failed, 1 rerun in ")
     # how to repeat the property test's failure
     assert "@reproduce_failure(" in said
+
+
+def test_the_first_internal_error_is_told_last(tmp_path: Path) -> None:
+    broken = """
+import pytest
+
+def pytest_runtest_protocol(item):
+    raise RuntimeError("this worker broke down")
+"""
+    code, said = run_pytest(
+        tmp_path,
+        {"conftest.py": broken, "test_a.py": "def test_it(): pass"},
+        *("-n", "1"),
+        plugins=PLUGINS,
+    )
+    *_, last = said.partition("the first internal error:")
+    assert code != 0 and "RuntimeError: this worker broke down" in last, said

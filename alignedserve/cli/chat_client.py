@@ -81,7 +81,7 @@ class ChatSession:
     def ask(self, text: str, show: Callable[[str], object]) -> ChatAnswer:
         """Sends a question and adds it, with its answer, to the messages.
 
-        If it raises Refused, the question is not kept. After a KeyboardInterrupt, the partial answer is kept.
+        If it raises NoAnswer, the question is not kept. After a KeyboardInterrupt, the partial answer is kept.
         """
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []

@@ -101,7 +101,8 @@ class LiveHost:
                 await loop.create_unix_connection(make_peer, address.path)
                 return
             transport, _ = await loop.create_connection(make_peer, address.host, address.port)
-        except OSError:
+        except (OSError, UnicodeError):
+            # A name can be one that no lookup accepts.
             process.lost(None)
             return
         if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):

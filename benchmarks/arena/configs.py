@@ -81,7 +81,7 @@ def config_of(drawn: Drawn) -> SimConfig:
     found, share = _fitting(drawn, cost, made)
     # Requests that are too long are left out, so the rate of all is higher.
     rate = drawn.load * found.rate / share
-    answer_s, wanted = drawn.pace * found.answer_s, _wanted(drawn.objectives, found, drawn.pace)
+    answer_s, wanted = drawn.pace * found.answer_s, wanted_of(drawn.objectives, found, drawn.pace)
     return replace(
         made,
         request_rate=_rounded(rate / drawn.pace),
@@ -159,7 +159,7 @@ def _small_pool_bytes(cost: CostModel, layout: Layout) -> int:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """Objectives in seconds; 0 means none."""
 
     ttft_s: float
@@ -167,26 +167,26 @@ class _Wanted:
     mix: str | None = None
 
 
-def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
+def wanted_of(objectives: Objectives, found: Fitting, pace: float) -> Wanted:
     """Returns the objectives. Tight: 1.5 times a full batch's iteration, and three times a prompt's time in full
     iterations. Infeasible: less than a request takes alone."""
     full_s, first_s = pace * found.full_s, pace * found.first_among_others_s
     alone_s, first_alone_s = pace * found.alone_s, pace * found.first_s
     # If answers have one token, there is no time between two. Any number will do.
     full_s = full_s or alone_s
-    tight, loose = _Wanted(3 * first_s + full_s, 1.5 * full_s), _Wanted(10 * first_s + full_s, 5 * full_s)
+    tight, loose = Wanted(3 * first_s + full_s, 1.5 * full_s), Wanted(10 * first_s + full_s, 5 * full_s)
     match objectives:
         case "none":
-            return _Wanted(0.0, 0.0)
+            return Wanted(0.0, 0.0)
         case "loose":
             return loose
         case "tight":
             return tight
         case "mixed":
             mix = f"{_rounded(tight.tbt_s)}:0.3,{_rounded(loose.tbt_s)}:0.7"
-            return _Wanted(loose.ttft_s, loose.tbt_s, mix)
+            return Wanted(loose.ttft_s, loose.tbt_s, mix)
         case "infeasible":
-            return _Wanted(0.5 * first_alone_s, 0.5 * alone_s)
+            return Wanted(0.5 * first_alone_s, 0.5 * alone_s)
 
 
 def _rounded(value: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from statistics import median
 
-from alignedserve.protocol.messages import DecodeReport, Request, Submit, Tokens
+from alignedserve.protocol.messages import DecodeReport, PrefillReport, Request, Submit, Tokens
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.report import quantiles
 from alignedserve.sim.trace import Arrival, Lengths
@@ -81,8 +81,9 @@ class Door:
         self.arrived_s: dict[RequestKey, float] = {}
         self.requests: dict[RequestKey, Request] = {}
         self.times_s: defaultdict[RequestKey, list[float]] = defaultdict(list)
-        # (time, report) of each report of an instance.
+        # (time, report) of each report of an instance that decodes, and of each of a prefill instance.
         self.reports: list[tuple[float, DecodeReport]] = []
+        self.prefill_reports: list[tuple[float, PrefillReport]] = []
 
     def __call__(self, now: float, event: Event, sends: Sequence[Send]) -> None:
         match event:
@@ -91,6 +92,8 @@ class Door:
                 self.requests[request.key] = request
             case Received(_, DecodeReport() as report):
                 self.reports.append((now, report))
+            case Received(_, PrefillReport() as report):
+                self.prefill_reports.append((now, report))
             case _:
                 pass
         for send in sends:
@@ -107,7 +110,9 @@ class Door:
             arrived_s, first_s = self.arrived_s[key], self.times_s[key][0]
             is_after = before is None or self.times_s[before][-1] < arrived_s
             if is_after and (after is None or first_s < self.arrived_s[after]):
-                between = [each for now, each in self.reports if arrived_s < now <= first_s]
+                reports: list[tuple[float, DecodeReport | PrefillReport]]
+                reports = [*self.reports, *self.prefill_reports]
+                between = [each for now, each in reports if arrived_s < now <= first_s]
                 found.append(
                     first_s - arrived_s - sum(each.duration_s for each in between if each.num_computed)
                 )

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.bench.workload import Item
+from alignedserve.bench.workload import Item, Messages
 from alignedserve.demo.words import any_word
 from alignedserve.text.tokenizer import Tokenizer
 
@@ -24,6 +24,7 @@ MAX_TOKENS = 1024
 class Asked(Item):
     # The objective between two tokens in seconds; None for best effort.
     tbt_s: float | None = None
+    ttft_s: float = TTFT_S
 
 
 def alone(tokenizer: Tokenizer, num_requests: int, apart_s: float, tbt_s: float) -> list[Asked]:
@@ -67,6 +68,19 @@ def _count(dice: random.Random) -> str:
 
 
 def _question(dice: random.Random) -> str:
-    words = [any_word(dice) for _ in range(dice.randint(*BE_WORDS))]
-    listed = ", ".join(f"{place} {word}" for place, word in enumerate(words, start=1))
-    return f"Here is a list: {listed}. Which word is number {dice.randint(1, len(words))}?"
+    return _about_list([any_word(dice) for _ in range(dice.randint(*BE_WORDS))], dice)
+
+
+def listed(tokenizer: Tokenizer, num_tokens: int, dice: random.Random) -> Messages:
+    """Returns a question about a list with about so many tokens, and at least one word."""
+    words = [any_word(dice)]
+    while True:
+        chat = [{"role": "user", "content": _about_list(words, random.Random(0))}]
+        if len(tokenizer.chat_ids(chat)) >= num_tokens:
+            return chat
+        words.append(any_word(dice))
+
+
+def _about_list(words: Sequence[str], dice: random.Random) -> str:
+    numbered = ", ".join(f"{place} {word}" for place, word in enumerate(words, start=1))
+    return f"Here is a list: {numbered}. Which word is number {dice.randint(1, len(words))}?"

@@ -37,6 +37,11 @@ def simulate(
         overhead=overhead,
         is_checked=False,
     )
+    return played(scenario, arrivals, count).side(count)
+
+
+def played(scenario: Scenario, arrivals: Sequence[Arrival], count: int) -> Door:
+    """Returns what the simulated router saw. The last `count` requests begin when the others are answered."""
     island, door = scenario.island(), Door()
     island.router.observers.append(door)
     requests = [_limited(*each) for each in zip(scenario.requests(arrivals), arrivals, strict=True)]
@@ -47,7 +52,7 @@ def simulate(
     if refused := [str(stream.outcome) for stream in island.streams if not stream.is_complete]:
         reasons = ", ".join(sorted({*refused}))
         raise RuntimeError(f"{len(refused)} of {len(requests)} requests were refused: {reasons}")
-    return door.side(count)
+    return door
 
 
 def _answer(island: SimIsland, requests: Sequence[Request]) -> None:

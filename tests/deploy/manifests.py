@@ -13,7 +13,7 @@ from typing import Any
 # A dict is an object with these fields, a list is a list of such values, a tuple is an object with arbitrary names.
 Shape = Any
 
-QUANTITY = re.compile(r"\d+(m|[KMGT]i?)?")
+QUANTITY = re.compile(r"(\d+(\.\d+)?|\d+(m|Ki|[MGT]i?))")
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 # Quoted in YAML, as Kubernetes requires.
 TEXT = re.compile(r".*", re.DOTALL)

@@ -101,7 +101,20 @@ def test_values_become_fields_and_options(helm: str) -> None:
     assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == service["selector"] == {"app": "chat"}
 
 
-@pytest.mark.parametrize("wrong", ["poolGib=3", "gpus=-1", "options[0]=slo", "service.type=Public"])
+def test_half_a_core_is_a_number_of_cores(helm: str) -> None:
+    found = rendered(helm, "chat", "--set-string", "cpu=0.5")
+    [container] = found["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"] == "0.5"
+
+
+def test_a_pool_that_takes_the_pods_memory_is_refused(helm: str) -> None:
+    done = run(helm, "template", "alignedserve", str(CHART), "--set", "memory=64Gi", "--set", "poolGiB=64")
+    assert done.returncode != 0 and "memory=64Gi: must be more than poolGiB=64" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", ["poolGib=3", "gpus=-1", "options[0]=slo", "service.type=Public", "memory=64K"]
+)
 def test_wrong_values_are_refused(helm: str, wrong: str) -> None:
     done = run(helm, "template", "alignedserve", str(CHART), "--set", wrong)
     assert done.returncode != 0 and "values don't meet the specifications of the schema" in done.stderr

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_what_any_thread_has_begun_is_written_at_the_end() -> None:
     other = threading.Thread(target=run)
     other.start()
     while "two" not in [begun.text for begun in list(lines._open)]:
-        pass
+        time.sleep(0.001)
     assert written.getvalue() == ""
     lines.finish()
     is_over.set()

@@ -435,7 +435,8 @@ def test_a_connection_waits_for_a_router_that_is_not_there_yet() -> None:
     play(scenario)
 
 
-def test_a_router_that_is_not_there_is_tried_ever_more_seldom(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["", "a" * 64 + ".example"], ids=["no socket", "no name"])
+def test_a_router_that_is_not_there_is_tried_ever_more_seldom(host: str, tmp_path: Path) -> None:
     waits = list[float]()
 
     class Impatient(LiveHost):
@@ -443,7 +444,7 @@ def test_a_router_that_is_not_there_is_tried_ever_more_seldom(tmp_path: Path) ->
             waits.append(seconds)
             return super().after(0.0, connection.stop if len(waits) == 6 else action)
 
-    address = RouterAddress("", 0, TOKEN, str(tmp_path / "nobody"))
+    address = RouterAddress(host, 1, TOKEN, None if host else str(tmp_path / "nobody"))
     connection = RouterConnection(address, lambda: hello(), Told(), host=Impatient())
     asyncio.run(connection.run())
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types import Batch
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.gateway.batching import System, play, questions
+from tests.gateway.batching import QUICK, System, play, questions
 from tests.gateway.openai.test_batches import answer_first
 
 
@@ -57,7 +58,8 @@ def test_a_batch_that_runs_says_when_it_will_be_done() -> None:
         batch = await at.gateway.until(batch, "completed")
         assert said(batch) == {"estimated_completion_at": None, "progress": 1.0}
 
-    play(scenario)
+    # A gateway that is slow must not lose the job while lines are answered one by one.
+    play(scenario, replace(QUICK, lease_s=60.0))
 
 
 @pytest.mark.slow
