@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.clock = clock or Clock()
         self.journal = journal or Journal(self.clock)
-        self.network = VirtualNetwork(self)
+        self.network = VirtualNetwork(self, self.clock, self.journal)
         # Errors of callbacks that were never awaited.
         self.errors: list[dict[str, Any]] = []
         self._num_made = 0
