@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from alignedserve.version import __version__
+
 if TYPE_CHECKING:
     from alignedserve.offline.llm import LLM
     from alignedserve.offline.lora_request import LoRARequest
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from alignedserve.sampling_params import SamplingParams
     from alignedserve.structured_outputs import StructuredOutputsParams
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CompletionOutput",
@@ -19,6 +20,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "__version__",
 ]
 
 _HOMES = {

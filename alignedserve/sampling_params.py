@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen. Names and defaults are vLLM's."""
+"""How a request's tokens are chosen, and the seeds of its continuations. Names and defaults are vLLM's."""
 
 from __future__ import annotations
 
@@ -170,3 +170,21 @@ def _check_stop_strings(strings: list[str]) -> None:
     for text in strings:
         if not is_text(text) or not text:
             raise InvalidRequest(f"stop={text!r}: must be a non-empty string")
+
+
+# ---- seeds of a request's continuations ------------------------------------------------------------------------------
+
+_MASK = 2**64 - 1
+
+
+def mix64(x: int) -> int:
+    """splitmix64's finalizer: a bijection of 64-bit numbers that scatters neighbours."""
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Returns the seed of the index-th of a request's n continuations. The first one has the request's own seed."""
+    return seed if index == 0 else mix64(seed ^ mix64(index))

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -58,7 +58,7 @@ def _gateway(port: int, router_port: int, store_url: str, files_at: str | None, 
         engine,
         "demo",
         HttpConfig(HOST, port),
-        limits=Limits(max_file_bytes=max_file_bytes),
+        limits=CallLimits(max_file_bytes=max_file_bytes),
         store_url=store_url,
         files_at=files_at,
     )

@@ -27,7 +27,7 @@ import openai
 
 from alignedserve import demo
 from alignedserve.demo.evaluate import AnsweredTask, held_out
-from alignedserve.demo.tasks import TASKS, Example
+from alignedserve.demo.tasks import TASKS, TaskExample
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
@@ -74,7 +74,7 @@ class Agreement:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) -> list[AnsweredTask]:
+def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[TaskExample]) -> list[AnsweredTask]:
     port = free_port(HOST)
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         command = [sys.executable, "-m", "alignedserve", "serve", "--pool-kv-dtype", pool_kv_dtype]
@@ -84,13 +84,13 @@ def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) 
             return asyncio.run(_ask_all(f"http://{HOST}:{port}/v1", examples, pool_kv_dtype))
 
 
-async def _ask_all(url: str, examples: Sequence[Example], name: str) -> list[AnsweredTask]:
+async def _ask_all(url: str, examples: Sequence[TaskExample], name: str) -> list[AnsweredTask]:
     turn = asyncio.Semaphore(AT_ONCE)
     with progress(len(examples), "answers") as bar:
         bar.set_description(name)
         async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
 
-            async def ask(example: Example) -> AnsweredTask:
+            async def ask(example: TaskExample) -> AnsweredTask:
                 async with turn:
                     answer = await client.chat.completions.create(
                         model="demo",
@@ -191,7 +191,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def perplexity(
-    engine: Engine, tokenizer: Tokenizer, pool_kv_dtype: str, examples: Sequence[Example]
+    engine: Engine, tokenizer: Tokenizer, pool_kv_dtype: str, examples: Sequence[TaskExample]
 ) -> float:
     forced, nll, num_tokens = Forced(engine, pool_kv_dtype), 0.0, 0
     end = tokenizer.eos_token_id

@@ -26,12 +26,12 @@ from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.server import LOAD_S
 from alignedserve.router.status import LoadMeter
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import make_request
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.progress import say
@@ -41,7 +41,7 @@ BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
 NUM_GATEWAYS = 2
 NUM_TURNS, THINK_S = 6, 8.0
 NUM_SYSTEM_PROMPTS, SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 400, 60, 150
-SLO = Slo(ttft_s=0.5, tpot_s=0.1)
+SLO = Objectives(ttft_s=0.5, tpot_s=0.1)
 # Seconds after the last chat's begin until nothing is open.
 REST_S = 600.0
 
@@ -80,7 +80,7 @@ class Seen:
 
     is_up, is_given_up, is_leaving = True, False, False
 
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         self.island = island
         self.outlook = Outlook()
         self.num_open = 0
@@ -137,7 +137,7 @@ class Run:
         self.clock.run_until(seconds + REST_S)
         assert not self._chats, f"{len(self._chats)} are open"
 
-    def _tell(self, island: Island, meter: LoadMeter, until_s: float) -> None:
+    def _tell(self, island: SimIsland, meter: LoadMeter, until_s: float) -> None:
         load = meter.read(self.clock.now)
         for gateway in self.gateways:
             next(each for each in gateway if each.island is island).outlook.hear(load)
@@ -202,7 +202,7 @@ def system_prompt(dice: random.Random) -> list[int]:
     return [dice.randrange(NUM_SYSTEM_PROMPTS)] * SYSTEM_TOKENS
 
 
-def make_island(sizes: tuple[int, int], clock: Clock) -> Island:
+def make_island(sizes: tuple[int, int], clock: Clock) -> SimIsland:
     cost: CostModel = load_cost_model(COST)
     limits = InstanceLimits(
         num_blocks=cost.num_kv_tokens // BLOCK_SIZE,
@@ -221,7 +221,7 @@ def make_island(sizes: tuple[int, int], clock: Clock) -> Island:
         router=RouterConfig(link="host"),
         enable_prefix_caching=True,
     )
-    return Island(config, clock=clock)
+    return SimIsland(config, clock=clock)
 
 
 def hash_ms(num_tokens: int = 100_000, num_rounds: int = 20) -> float:

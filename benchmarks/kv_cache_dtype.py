@@ -20,7 +20,7 @@ import torch
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.evaluate import AnsweredTask, held_out
-from alignedserve.demo.tasks import Example, expected_output_len
+from alignedserve.demo.tasks import TaskExample, expected_output_len
 from alignedserve.kernels.cpu.structs import OpKind
 from alignedserve.kernels.kv_rows import to_rows
 from alignedserve.ops.cpu_model import CpuModel
@@ -74,7 +74,7 @@ class Speed:
 
 
 def answers_of(
-    dtype: str, kv_cache_dtype: str, examples: Sequence[Example], exact: list[list[int]]
+    dtype: str, kv_cache_dtype: str, examples: Sequence[TaskExample], exact: list[list[int]]
 ) -> tuple[Answers, list[list[int]]]:
     """`exact`: float32's answers, or empty."""
     llm = LLM(str(demo.MODEL_DIR), dtype=dtype, kv_cache_dtype=kv_cache_dtype, use_tqdm=False)

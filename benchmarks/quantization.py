@@ -22,7 +22,7 @@ import torch
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.evaluate import AnsweredTask, held_out
-from alignedserve.demo.tasks import Example, expected_output_len
+from alignedserve.demo.tasks import TaskExample, expected_output_len
 from alignedserve.engine.config import QUANTIZATIONS
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.source import resolve_model
@@ -65,7 +65,7 @@ class Speed:
 
 
 def answers_of(
-    dtype: str, quantization: str | None, examples: Sequence[Example], exact: list[list[int]]
+    dtype: str, quantization: str | None, examples: Sequence[TaskExample], exact: list[list[int]]
 ) -> tuple[Answers, list[list[int]]]:
     """`exact`: float32's answers, or empty."""
     llm = LLM(str(demo.MODEL_DIR), dtype=dtype, quantization=quantization, use_tqdm=False)
@@ -92,7 +92,7 @@ def answers_of(
 
 
 def perplexity(
-    llm: LLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], examples: Sequence[Example]
+    llm: LLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], examples: Sequence[TaskExample]
 ) -> float:
     """Returns the perplexity of the right answers."""
     assert tokenizer.eos_token_id is not None

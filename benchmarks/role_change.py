@@ -18,7 +18,7 @@ from pathlib import Path
 
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.report import Slo, make_report
+from alignedserve.sim.report import Objectives, make_report
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import (
     Arrival,
@@ -34,7 +34,7 @@ from benchmarks.progress import say
 COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 8192
 POOL_BYTES = 400e9
-SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+SLO = Objectives(ttft_s=1.0, tpot_s=0.1)
 # Medians of lengths. The resulting means are Azure's.
 CODE = LognormalLengths(1740, 18, spread=1.9, max_prompt=7000, max_output=500)
 CODE_CV = 4.0

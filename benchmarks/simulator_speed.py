@@ -35,7 +35,7 @@ from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.compare import Comparison
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.trial import Outcome, Trial
+from alignedserve.sim.trial import Trial, TrialOutcome
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import InstanceId
 
@@ -51,7 +51,7 @@ SCENARIOS = {
     for suffix, backlog in (("", {}), (", backlog", _BACKLOG))
     for name, island in _ISLANDS.items()
 }
-# Figures of `Outcome`. The other checkout's may have more.
+# Figures of `TrialOutcome`. The other checkout's may have more.
 FIGURES = (
     *("num_be_complete", "num_refused", "num_open", "prefill_busy", "mean_batch", "num_batches", "mixed"),
     *("scheduled_soon", "pool_peak", "window_s"),
@@ -108,7 +108,7 @@ def measure(scenario: str, policy: str, num_requests: int) -> Run:
     return Run(scenario, policy, cpu_s, num_tokens, digest(events, streams, outcome))
 
 
-def digest(events: Events, streams: Sequence[Stream], outcome: Outcome) -> str:
+def digest(events: Events, streams: Sequence[Stream], outcome: TrialOutcome) -> str:
     answers = [(each.request.key, each.tokens, each.times_s, each.outcome, each.ended_s) for each in streams]
     links = [(each.name, each.busy, each.slowing, each.num_bytes) for each in outcome.links]
     figures = [attrgetter(name)(outcome) for name in FIGURES]

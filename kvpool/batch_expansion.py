@@ -13,11 +13,11 @@ import math
 from bisect import bisect_left, bisect_right
 
 from alignedserve.kvpool.batch_builder import BatchBuilder
-from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
+from alignedserve.kvpool.quadtree import LEAF_WIDTH, QuadTree, TreeNode
 
 
 class BatchExpansion:
-    def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
+    def __init__(self, tree: QuadTree, builder: BatchBuilder, node: TreeNode, last_leaf: int) -> None:
         """`node` is the range of the batch, and is not empty. Lengths beyond `last_leaf` are ignored."""
         self._tree = tree
         self._lengths = tree.lengths

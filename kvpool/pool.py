@@ -1,5 +1,5 @@
 """The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and never
-touches the blocks' bytes.
+touches the blocks' bytes. `PoolShell`, at the end, gives it a clock and a connection.
 
 One block of the pool is a whole column of a request (`protocol/kv_span.py`), for which instances have one block per
 layer group.
@@ -10,7 +10,8 @@ every Hello, because a new router commits candidates again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from alignedserve.kvpool.batch_builder import BatchLimits
@@ -20,16 +21,19 @@ from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
+    AnyMessage,
     Candidates,
     Commit,
     FindNear,
     FormBatch,
     MakeSpare,
     Message,
+    PoolUse,
     Release,
     Reserve,
     Reserved,
     Stored,
+    Welcome,
 )
 from alignedserve.types import RequestKey
 
@@ -165,3 +169,50 @@ class Pool:
 def gone(key: RequestKey) -> Reserved:
     """Returns the unsolicited message that nothing of a request is in the pool any more."""
     return Reserved(key, None, dropped=[key])
+
+
+# ---- its shell -------------------------------------------------------------------------------------------------------
+
+
+# Seconds between checks of the reservations. Changes in the pool's use are then sent to the router.
+TICK_S = 0.25
+
+
+class PoolShell:
+    """The pool between its connection and its ticks, live and in virtual time."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        send: Callable[[Message], None],
+        has_router: Callable[[], bool],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._send = send
+        self._has_router = has_router
+        self._clock = clock or time.monotonic
+        # The use that the router knows.
+        self._told = PoolUse(-1, -1)
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._told = PoolUse(-1, -1)
+
+    def on_down(self) -> None:
+        """Does nothing: the pool keeps what it holds for the next router."""
+
+    def on_message(self, message: AnyMessage) -> None:
+        self._answer(self._pool.on(message, self._clock()))
+
+    def tick(self) -> None:
+        self._answer(self._pool.tick(self._clock(), self._has_router()))
+        use = PoolUse(self._pool.num_free_blocks, self._pool.num_spare_blocks)
+        if use != self._told:
+            self._told = use
+            self._send(use)
+            if use.num_free_blocks == self._pool.num_blocks:
+                self._pool.check_idle()
+
+    def _answer(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._send(message)

@@ -9,9 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alignedserve.kvpool.pool import Pool, PoolConfig
+from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
 from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
-from alignedserve.kvpool.shell import TICK_S, PoolShell
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress

@@ -30,7 +30,7 @@ NUM_LEVELS = 7
 NUM_LEAVES = MAX_LENGTH // LEAF_WIDTH
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     depth: int
     # The node's index among the nodes of its depth.
     number: int
@@ -40,13 +40,13 @@ class Node(NamedTuple):
         return self.depth == NUM_LEVELS - 1
 
     @property
-    def parent(self) -> Node:
-        return Node(self.depth - 1, self.number >> 2)
+    def parent(self) -> TreeNode:
+        return TreeNode(self.depth - 1, self.number >> 2)
 
     @property
-    def children(self) -> list[Node]:
+    def children(self) -> list[TreeNode]:
         first = 4 * self.number
-        return [Node(self.depth + 1, number) for number in range(first, first + 4)]
+        return [TreeNode(self.depth + 1, number) for number in range(first, first + 4)]
 
     @property
     def leaves(self) -> tuple[int, int]:
@@ -61,11 +61,11 @@ class Node(NamedTuple):
         return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH
 
 
-ROOT = Node(0, 0)
+ROOT = TreeNode(0, 0)
 
 
 @dataclass(slots=True)
-class Level:
+class TreeLevel:
     """The counts of the nodes at one depth, by index."""
 
     # A leaf's number shifted right by this many bits is the index of the node above it.
@@ -77,7 +77,7 @@ class Level:
     waiting_since_s: list[float]
 
     @classmethod
-    def empty(cls, depth: int) -> Level:
+    def empty(cls, depth: int) -> TreeLevel:
         size = 4**depth
         shift = 2 * (NUM_LEVELS - 1 - depth)
         return cls(shift, [0] * size, [0] * size, [math.inf] * size, [0.0] * size)
@@ -97,7 +97,7 @@ class QuadTree:
     def __init__(self, span: KvSpan) -> None:
         """`span`: see PoolConfig."""
         self.span = span
-        self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
+        self.levels = [TreeLevel.empty(depth) for depth in range(NUM_LEVELS)]
         # The lengths that occur, sorted.
         self.lengths: list[int] = []
         self._entries: dict[RequestKey, Entry] = {}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits
 from alignedserve.kvpool.batch_expansion import BatchExpansion
-from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, QuadTree, TreeNode, leaf_of
 from alignedserve.types import RequestKey
 
 
@@ -59,7 +59,7 @@ class DensityFirstSearch:
         self._limits = limits
         self._last_leaf = last_leaf
         # Totals of nodes that extend beyond the last leaf.
-        self._cut: dict[Node, Totals] = {}
+        self._cut: dict[TreeNode, Totals] = {}
 
     def run(self, urgent_before_s: float, starved_before_s: float) -> list[RequestKey]:
         is_urgent = self.totals(ROOT).earliest_due_s <= urgent_before_s
@@ -75,7 +75,7 @@ class DensityFirstSearch:
             BatchExpansion(self._tree, builder, node, self._last_leaf).run()
         return builder.keys
 
-    def totals(self, node: Node) -> Totals:
+    def totals(self, node: TreeNode) -> Totals:
         first, last = node.leaves
         if first > self._last_leaf:
             return Totals(0, 0, math.inf)
@@ -84,7 +84,7 @@ class DensityFirstSearch:
         level, index = self._tree.levels[node.depth], node.number
         return Totals(level.num_requests[index], level.num_blocks[index], level.earliest_due_s[index])
 
-    def _cut_totals(self, node: Node) -> Totals:
+    def _cut_totals(self, node: TreeNode) -> Totals:
         parts = [self.totals(child) for child in node.children]
         self._cut[node] = found = Totals(
             sum(part.num_requests for part in parts),
@@ -93,17 +93,17 @@ class DensityFirstSearch:
         )
         return found
 
-    def _fits(self, node: Node) -> bool:
+    def _fits(self, node: TreeNode) -> bool:
         totals, limits = self.totals(node), self._limits
         return totals.num_blocks <= limits.max_blocks and totals.num_requests <= limits.max_requests
 
-    def _most_urgent_leaf(self) -> Node:
+    def _most_urgent_leaf(self) -> TreeNode:
         node = ROOT
         while not node.is_leaf:
             node = min(node.children, key=lambda child: self.totals(child).earliest_due_s)
         return node
 
-    def _next(self, node: Node, starved_before_s: float) -> Node:
+    def _next(self, node: TreeNode, starved_before_s: float) -> TreeNode:
         children = {child: count for child in node.children if (count := self.totals(child).num_requests)}
         waiting_since = self._tree.levels[node.depth + 1].waiting_since_s
         longest = min(children, key=lambda child: waiting_since[child.number])
@@ -111,7 +111,7 @@ class DensityFirstSearch:
             return longest
         return max(children, key=lambda child: children[child])
 
-    def _take_all(self, builder: BatchBuilder, node: Node) -> None:
+    def _take_all(self, builder: BatchBuilder, node: TreeNode) -> None:
         low, high = node.length_range
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
@@ -120,7 +120,7 @@ class DensityFirstSearch:
                 break
             builder.add_at_length(length, builder.slots_left)
 
-    def _take_by_due(self, builder: BatchBuilder, leaf: Node) -> None:
+    def _take_by_due(self, builder: BatchBuilder, leaf: TreeNode) -> None:
         shortest = self._tree.blocks_for(leaf.length_range[0])
         for _, key in self._tree.by_due(leaf.number):
             if builder.blocks_left < shortest or not builder.slots_left:

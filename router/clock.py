@@ -13,7 +13,7 @@ from alignedserve.protocol.messages import Submit
 from alignedserve.timing.deadlines import Deadlines
 
 
-class Clock:
+class EventClock:
     """The time of the current event. It stands still until the next event."""
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class Offers:
 
 
 @dataclass(eq=False, slots=True)
-class Staging:
+class StagedTransfers:
     """With a link, KV goes from the pool through the staging buffer of a prefill instance to a decode instance."""
 
     _router: RouterState
@@ -160,7 +160,7 @@ def _preference(state: RequestState, stager: PrefillView) -> tuple[bool, int]:
 
 
 @dataclass(eq=False, slots=True)
-class HandOver:
+class DirectHandOver:
     """Direct hand-over: a decode instance pulls real-time KV from the blocks in which the prompt was just computed,
     while the prefill instance saves it to the pool.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from alignedserve.protocol.messages import Candidates, Prefill, Reserved
-from alignedserve.router.copies import Offers, Staging
+from alignedserve.router.copies import Offers, StagedTransfers
 from alignedserve.router.leaving import Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
@@ -15,7 +15,7 @@ from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
 from alignedserve.scheduling.island import Assign
-from alignedserve.scheduling.prefix_affinity import num_to_compute
+from alignedserve.scheduling.prefixes import num_to_compute
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class DecodeDispatch:
     """Assigns requests that wait in the pool to decode instances, as the policy decides."""
 
     _router: RouterState
-    _staging: Staging
+    _staging: StagedTransfers
     _offers: Offers
     _pool: PoolClient
 

@@ -41,7 +41,7 @@ class Header(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Step:
+class LoggedStep:
     now: float
     event: Event
     # None if the log ends before them.
@@ -97,12 +97,12 @@ class LogReader:
             raise ValueError(f"{path}: is empty")
         self.header = self._decode(header, Header)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LoggedStep]:
         """Yields each event with its orders. Can be used once."""
         for record in self._records:
             now, event = self._decode(record, tuple[float, Event])
             orders = next(self._records, None)
-            yield Step(now, event, None if orders is None else self._decode(orders, list[Send]))
+            yield LoggedStep(now, event, None if orders is None else self._decode(orders, list[Send]))
 
     def _read(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:

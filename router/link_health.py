@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from alignedserve.protocol.messages import FailedPull
-from alignedserve.router.clock import Clock
+from alignedserve.router.clock import EventClock
 from alignedserve.router.views import PrefillView
 from alignedserve.types import InstanceId, RequestKey
 
@@ -46,7 +46,7 @@ class _Trouble:
 
 @dataclass(eq=False, slots=True)
 class LinkHealth:
-    _clock: Clock
+    _clock: EventClock
     _troubles: dict[Pair, _Trouble] = field(default_factory=dict)
     # The requests and the reason of failed pulls since the last tick.
     _failed: dict[Pair, tuple[set[RequestKey], str]] = field(default_factory=dict)

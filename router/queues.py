@@ -34,13 +34,13 @@ class Position(NamedTuple):
     state: RequestState
 
 
-class Turn(NamedTuple):
+class QueueEntry(NamedTuple):
     # The tokens by which the turn changed what lost requests may start.
     num_tokens: int
     is_lost: bool
 
 
-class Line:
+class WaitingLine:
     """One queue of requests, ordered by urgency.
 
     A request that can't meet its objective any more is *lost*. It goes behind the requests that can still meet theirs.
@@ -59,7 +59,7 @@ class Line:
         # Tokens of others that started beside lost requests, less the tokens that lost requests started in return.
         self._num_beside = 0
         # The last turns. If a request returns without having begun, its turn is undone.
-        self._turns: dict[RequestKey, Turn] = {}
+        self._turns: dict[RequestKey, QueueEntry] = {}
         self.num_demotions = 0
         # How often its last request has left it.
         self.num_emptied = 0
@@ -101,7 +101,7 @@ class Line:
             if is_lost:
                 num_tokens = -min(self._num_beside, OTHERS * num_tokens)
             self._num_beside += num_tokens
-            self._turns[key] = Turn(num_tokens, is_lost)
+            self._turns[key] = QueueEntry(num_tokens, is_lost)
             if len(self._turns) > MOST_REMEMBERED:
                 del self._turns[next(iter(self._turns))]
         self.discard(key)
@@ -139,7 +139,7 @@ class Line:
 class PrefillQueue:
     def __init__(self, policy: RouterPart) -> None:
         self._policy = policy
-        self._lines = [Line() for _ in range(policy.num_lines)]
+        self._lines = [WaitingLine() for _ in range(policy.num_lines)]
         # Tokens to compute of each request that waits in a line.
         self._missing = TokenCounts()
         # Tokens to compute of each request that has started and waits for pool blocks.
@@ -225,7 +225,7 @@ class PrefillQueue:
         self._lines[self._policy.line(request.is_rt)].take(request.key)
         self._missing.discard(request.key)
 
-    def _line_of(self, state: RequestState) -> Line:
+    def _line_of(self, state: RequestState) -> WaitingLine:
         return self._lines[self._policy.line(state.is_rt)]
 
 

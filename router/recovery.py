@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Failed, Hello, MakeSpare, Stored, UsePool, Welcome
-from alignedserve.router.clock import Clock
-from alignedserve.router.copies import HandOver
+from alignedserve.router.clock import EventClock
+from alignedserve.router.copies import DirectHandOver
 from alignedserve.router.leaving import Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
@@ -30,7 +30,7 @@ class _Orphan:
 class Orphans:
     """KV in the pool of requests unknown to the router. Their gateways submit them again, or the KV is released."""
 
-    def __init__(self, clock: Clock, patience_s: float) -> None:
+    def __init__(self, clock: EventClock, patience_s: float) -> None:
         """`patience_s`: seconds after which an orphan expires."""
         self._clock = clock
         self._patience_s = patience_s
@@ -176,7 +176,7 @@ class Recovery:
     _transitions: PhaseTransitions
     _recaller: Recaller
     _pool_recovery: PoolRecovery
-    _hand_over: HandOver
+    _hand_over: DirectHandOver
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._router.cluster:

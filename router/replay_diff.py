@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from alignedserve.router.eventlog import LogReader, Step
+from alignedserve.router.eventlog import LoggedStep, LogReader
 from alignedserve.router.events import Send
 
 
@@ -16,14 +16,14 @@ from alignedserve.router.events import Send
 class Divergence:
     # The number of the event, from 1.
     number: int
-    step: Step
+    step: LoggedStep
     # This router's orders, or the exception that it raised.
     orders: list[Send]
     error: Exception | None = None
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReplayComparison:
     num_events: int
     # Events without recorded orders: 1 if the router died of the last event.
     num_unanswered: int
@@ -31,7 +31,7 @@ class Comparison:
     divergence: Divergence | None
 
 
-def compare(path: Path) -> Comparison:
+def compare(path: Path) -> ReplayComparison:
     """Replays up to the first divergence. Raises ValueError if the file is not a log."""
     log = LogReader(path)
     router = log.header.router()
@@ -49,7 +49,7 @@ def compare(path: Path) -> Comparison:
         elif orders != step.orders:
             found = Divergence(number, step, orders)
             break
-    return Comparison(number, num_unanswered, log.num_torn_bytes, found)
+    return ReplayComparison(number, num_unanswered, log.num_torn_bytes, found)
 
 
 def _as_recorded(orders: list[Send]) -> list[Send]:

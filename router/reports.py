@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from alignedserve.protocol.messages import DecodeReport, FailedPull, MakeSpare, NewTokens, PrefillReport
 from alignedserve.router.clock import with_first_token
-from alignedserve.router.copies import HandOver, Staging
+from alignedserve.router.copies import DirectHandOver, StagedTransfers
 from alignedserve.router.leaving import Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
@@ -99,10 +99,10 @@ class InstanceReports:
     _transitions: PhaseTransitions
     _requeuer: Requeuer
     _output_processor: OutputProcessor
-    _staging: Staging
+    _staging: StagedTransfers
     _eviction: Eviction
     _pool: PoolClient
-    _hand_over: HandOver
+    _hand_over: DirectHandOver
 
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
         view = self._router.cluster.prefill(sender)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 

@@ -18,7 +18,7 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.copies import HandOver, Offers, Staging
+from alignedserve.router.copies import DirectHandOver, Offers, StagedTransfers
 from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.intake import Submissions
@@ -50,9 +50,9 @@ class Router:
         requeuer = Requeuer(state, transitions, pool)
         self._recaller = recaller = Recaller(state, transitions, requeuer, pool)
         offers = Offers(state, transitions)
-        staging = Staging(state, transitions, recaller, offers)
+        staging = StagedTransfers(state, transitions, recaller, offers)
         self._eviction = eviction = Eviction(state, transitions, requeuer, recaller, pool)
-        self._hand_over = hand_over = HandOver(state, transitions, offers, eviction, pool)
+        self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
         self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, orphans, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from alignedserve.router.clock import Clock
+from alignedserve.router.clock import EventClock
 from alignedserve.router.cluster import ClusterState
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.counters import Counters
@@ -25,7 +25,7 @@ class RouterState:
     def __init__(self, config: RouterConfig, policy: RouterPart) -> None:
         self.config = config
         self.policy = policy
-        self.clock = Clock()
+        self.clock = EventClock()
         # Which processes are up, and which links work.
         self.cluster = ClusterState()
         self.link_health = LinkHealth(self.clock)

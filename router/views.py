@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Coming, DecodeReport, Hello
 from alignedserve.scheduling.island import RoutedRequest
-from alignedserve.scheduling.prefix_affinity import PrefixAffinity
+from alignedserve.scheduling.prefixes import PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
 
 # ---- counts ----------------------------------------------------------------------------------------------------------

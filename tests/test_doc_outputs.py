@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from alignedserve.bench.client import Outcome
-from alignedserve.bench.compare import PERCENTILES, ComparedServer, Measured, remarks, table, verdict
+from alignedserve.bench.client import RequestOutcome
+from alignedserve.bench.compare import PERCENTILES, ComparedServer, MeasuredServer, remarks, table, verdict
 from alignedserve.bench.compare_config import CompareConfig
 from alignedserve.bench.results import evaluate
 from alignedserve.cli.main import cli
-from alignedserve.cli.top_reading import History, Reading, Tier
+from alignedserve.cli.top_reading import Reading, ReadingHistory, Tier
 from alignedserve.cli.top_view import screen
 from tests.doc_sessions import ROOT, SAME_EACH_TIME, Session, form, sessions
 from tests.test_doc_commands import PAGES, blocks
@@ -45,10 +45,10 @@ def test_the_readmes_model_without_a_server_answers(capsys: pytest.CaptureFixtur
 
 
 def printed_by_compare() -> str:
-    answered = Outcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
+    answered = RequestOutcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
     alone, beside = (evaluate(30 * [answered], 10.0, {"ttft": 1000.0}, PERCENTILES) for _ in range(2))
     found = [
-        Measured(
+        MeasuredServer(
             ComparedServer(label, "http://host", None), "demo", alone, beside, 9.75, has_batch_api, True, None
         )
         for label, has_batch_api in (("AlignedServe", True), ("plain", False))
@@ -73,7 +73,7 @@ def printed_by_top() -> str:
     names = {"router": 0, "kvpool-0": 1, "prefill-0": 1, "decode-0": 1, "gateway-0": 0}
     processes = [process(name, blocks) for name, blocks in names.items()]
     jobs = [job("in_progress", time.time() + 90), job("completed", None)]
-    history = History()
+    history = ReadingHistory()
     for at_s in (0.0, 1.0):
         tier = Tier(1000 * at_s, 1, 0, [(0.1, 10 * at_s), (float("inf"), 10 * at_s)])
         history.add(Reading(at_s, "ok", {"rt": tier, "be": tier}, processes, jobs))

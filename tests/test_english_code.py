@@ -39,7 +39,6 @@ FOLDERS: list[str] = [
     "alignedserve/protocol",
     "alignedserve/sampling_params.py",
     "alignedserve/scheduling",
-    "alignedserve/seeds.py",
     "alignedserve/sim",
     "alignedserve/store",
     "alignedserve/structured_outputs.py",

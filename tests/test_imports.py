@@ -32,7 +32,7 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        *("types", "seeds", "sampling_params", "structured_outputs", "layer_groups"),
+        *("types", "version", "sampling_params", "structured_outputs", "layer_groups"),
         *("process", "timing", "protocol", "scheduling"),
     )
 }
@@ -46,7 +46,7 @@ INSTANCE = BASE | {
 STATE_MACHINES = {
     *(f"alignedserve.{part}_worker.{module}" for part in ("prefill", "decode") for module in ("worker",)),
     *(f"alignedserve.instance.{module}" for module in ("executor", "loop", "requests", "worker")),
-    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request", "validate")),
+    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request")),
     *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
     "alignedserve.text.grammar",
 }
@@ -54,11 +54,9 @@ STATE_MACHINES = {
 MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
-    # `alignedserve` is its version, which each process sends
-    "alignedserve/protocol": {"alignedserve"}
-    | {
+    "alignedserve/protocol": {
         f"alignedserve.{name}"
-        for name in ("types", "sampling_params", "structured_outputs", "layer_groups", "timing")
+        for name in ("types", "version", "sampling_params", "structured_outputs", "layer_groups", "timing")
     },
     # what policies see of the router and of instances is all that they may
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
@@ -70,12 +68,12 @@ MAY_IMPORT = {
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
     "alignedserve/instance": BASE
-    | {"alignedserve", "alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
+    | {"alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
     | {"alignedserve.models.config", "alignedserve.kvpool.segment"},
     "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE
     | {"alignedserve"}
-    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "validate")}
+    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "request")}
     | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"}
     | {"alignedserve.lengths"},
     "alignedserve/lengths": BASE,
@@ -84,7 +82,7 @@ MAY_IMPORT = {
     "alignedserve/vopr": BASE
     | {"alignedserve.sim", "alignedserve.router", "alignedserve.kvpool", "alignedserve.store"}
     | {"alignedserve.gateway", "alignedserve.batch", "alignedserve.lengths", "alignedserve.text"}
-    | {"alignedserve.engine.config", "alignedserve.engine.validate"},
+    | {"alignedserve.engine.config", "alignedserve.engine.request"},
     "alignedserve/sim": BASE | STATE_MACHINES | {"alignedserve.router", "alignedserve.kvpool"},
 }
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
@@ -100,10 +98,9 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "config": {"limits", "telemetry", "webhooks"},
     "islands": {"http", "limits", "telemetry"},
     "model": {"http", "telemetry", "tools"},
-    "generation": {"grammars", "http", "islands", "limits", "model", "telemetry"},
-    "chat": {"generation", "limits", "model", "tools"},
-    "openai": {"chat", "generation", "http", "islands", "limits", "model", "tools", "webhooks"},
-    "anthropic": {"chat", "generation", "http", "limits", "model", "openai", "tools"},
+    "generation": {"grammars", "http", "islands", "limits", "model", "telemetry", "tools"},
+    "openai": {"generation", "http", "islands", "limits", "model", "tools", "webhooks"},
+    "anthropic": {"generation", "http", "limits", "model", "openai", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},
     "services": {"anthropic", "config", "endpoints", "generation", "http", "openai", "telemetry", "webhooks"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry"},

@@ -91,7 +91,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class JobEstimate:
     # Seconds until all lines are done; None while the speed is unknown.
     left_s: float | None
     # The completed share of the work, from 0 to 1.
@@ -105,7 +105,7 @@ def estimates(
     speed: float | None,
     work_per_byte: float,
     output_work: float = USUAL_OUTPUT_WORK,
-) -> list[Estimate]:
+) -> list[JobEstimate]:
     """Returns an estimate per job, the running ones first. `waiting` is in the order in which the jobs will begin.
     `speed` is the work that all jobs together do per second."""
     jobs = [*running, *waiting]
@@ -120,7 +120,7 @@ def estimates(
         ]
         times = _times(left, shares, len(running), num_places, speed)
     found = zip(done, left, times, strict=True)
-    return [Estimate(time_s, _share(before, after)) for before, after, time_s in found]
+    return [JobEstimate(time_s, _share(before, after)) for before, after, time_s in found]
 
 
 def speed_of(samples: Sequence[Sample], output_work: float = USUAL_OUTPUT_WORK) -> float | None:

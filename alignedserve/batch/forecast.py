@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from alignedserve.batch.estimate import (
     USUAL_OUTPUT_WORK,
     Done,
-    Estimate,
     Job,
+    JobEstimate,
     Sample,
     estimates,
     output_work_of,
@@ -62,7 +62,7 @@ class _Watched:
         return Job(self.num_lines, self.num_bytes, self.history)
 
 
-class Forecast:
+class JobForecast:
     def __init__(
         self, store: Store, num_places: int, clock: Callable[[], float] = lambda: time.time()
     ) -> None:
@@ -72,7 +72,7 @@ class Forecast:
         self._clock = clock
         self._watched: dict[JobId, _Watched] = {}
         # The estimates of the last look, and its time.
-        self._found: dict[JobId, Estimate] = {}
+        self._found: dict[JobId, JobEstimate] = {}
         self._found_s = 0.0
         # `goes_by_window`: a running job would be late if jobs took turns, so the one that expires first goes first.
         # `are_late`: a job would be late even then.
@@ -87,14 +87,14 @@ class Forecast:
         self._output_work = USUAL_OUTPUT_WORK
         self._work_per_byte = 0.0
 
-    def of(self, job_id: JobId) -> Estimate | None:
+    def of(self, job_id: JobId) -> JobEstimate | None:
         """Returns the estimate as of now; None for a job that neither runs nor is among the next ones."""
         if job_id in self._found:
             return _aged(self._found[job_id], self._clock() - self._found_s)
         for heard_s, elsewhere in self._heard.values():
             age_s = self._clock() - heard_s
             if job_id in elsewhere and age_s < HEARD_S:
-                return _aged(Estimate(*elsewhere[job_id]), age_s)
+                return _aged(JobEstimate(*elsewhere[job_id]), age_s)
         return None
 
     def said(self) -> dict[str, tuple[float | None, float]]:
@@ -199,8 +199,8 @@ class Forecast:
             self._speed = speed_of(late, self._output_work) or self._speed
 
 
-def _aged(found: Estimate, age_s: float) -> Estimate:
-    return found if found.left_s is None else Estimate(max(0.0, found.left_s - age_s), found.progress)
+def _aged(found: JobEstimate, age_s: float) -> JobEstimate:
+    return found if found.left_s is None else JobEstimate(max(0.0, found.left_s - age_s), found.progress)
 
 
 def _done(tally: Tally) -> Done:

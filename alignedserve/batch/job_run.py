@@ -28,8 +28,8 @@ from alignedserve.batch.parse import LineProblem, Parsed
 from alignedserve.batch.placed_inputs import InputChanged
 from alignedserve.batch.reader import LineReader
 from alignedserve.batch.results import (
-    Answer,
     BatchLine,
+    LineAnswer,
     answered,
     cancelled,
     fallen,
@@ -54,7 +54,7 @@ from alignedserve.store.retry import retried
 
 # Calls the endpoint and returns its answer. Arguments: endpoint, body as JSON, deadline on time.time()'s clock, the
 # job's owner, and whether jobs would be late. An invalid body does not raise.
-Ask = Callable[[str, bytes, float, str, bool], Awaitable[Answer]]
+Ask = Callable[[str, bytes, float, str, bool], Awaitable[LineAnswer]]
 
 # Statuses that are retried without limit: the line was not accepted.
 _NOT_TAKEN = (429, 503)
@@ -239,7 +239,7 @@ class JobRun:
                 lines, self._coming = self._coming, []
                 await retried(self.shared.store.begin_lines, self.lease, lines)
 
-    async def _ask(self, job: JobRecord, line: BatchLine) -> Answer:
+    async def _ask(self, job: JobRecord, line: BatchLine) -> LineAnswer:
         config = self.shared.config
         pause_s, num_failed = config.retry_s, 0
         while True:

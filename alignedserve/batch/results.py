@@ -46,7 +46,7 @@ class BatchLine:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LineAnswer:
     """The endpoint's answer to a line's body."""
 
     status: int
@@ -56,7 +56,7 @@ class Answer:
     usage: Mapping[str, Any] = field(default_factory=dict)
 
 
-def answered(line: BatchLine, answer: Answer) -> LineResult:
+def answered(line: BatchLine, answer: LineAnswer) -> LineResult:
     usage = answer.usage
     response = {
         "status_code": answer.status,

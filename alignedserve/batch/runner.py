@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
-from alignedserve.batch.forecast import Forecast
+from alignedserve.batch.forecast import JobForecast
 from alignedserve.batch.inputs import Inputs
 from alignedserve.batch.job_run import Ask, JobHooks, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
@@ -59,7 +59,7 @@ class BatchRunner:
             "run": config.max_num_jobs,
             "end": config.max_num_ending,
         }
-        self.forecast = Forecast(store, config.max_num_jobs)
+        self.forecast = JobForecast(store, config.max_num_jobs)
         self._shared = Shared(
             store,
             contents,

@@ -18,7 +18,7 @@ _OVER = ("failed", "completed", "expired", "cancelled")
 _MAX_ERROR_CHARS = 300
 
 
-class BestEffort(Protocol):
+class BestEffortLoad(Protocol):
     """Load that runs until it is stopped or has ended."""
 
     async def num_done(self) -> int:
@@ -33,7 +33,7 @@ class BestEffort(Protocol):
 
 async def start_best_effort(
     http: httpx2.AsyncClient, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
-) -> tuple[BestEffort, bool]:
+) -> tuple[BestEffortLoad, bool]:
     """Starts the load, and returns it and whether it is a batch job. `concurrency`: open plain requests.
 
     Raises ValueError if the server refuses the job.
@@ -44,7 +44,7 @@ async def start_best_effort(
     return PlainRequests(http, url, bodies, concurrency), False
 
 
-async def first_line(load: BestEffort, url: str, timeout_s: float) -> None:
+async def first_line(load: BestEffortLoad, url: str, timeout_s: float) -> None:
     """Waits until a line is answered, or until the load has ended: a batch job is validated first, and may have to wait
     for others. Raises ValueError."""
     try:

@@ -24,7 +24,7 @@ SERVICE_TIERS = {"rt": "default", "be": "flex"}
 
 
 @dataclass
-class Outcome:
+class RequestOutcome:
     """The outcome of one request. Times are seconds from the start of the run."""
 
     tier: str
@@ -51,8 +51,8 @@ class Client:
         self._begun_s = time.perf_counter()
 
     async def run(
-        self, items: Sequence[Item], tell: Callable[[Outcome], object] = lambda outcome: None
-    ) -> tuple[list[Outcome], float]:
+        self, items: Sequence[Item], tell: Callable[[RequestOutcome], object] = lambda outcome: None
+    ) -> tuple[list[RequestOutcome], float]:
         """Sends all requests in the order of their due times. Returns their outcomes and the duration in seconds.
 
         `tell` is called with each outcome when its request ends.
@@ -61,7 +61,7 @@ class Client:
         gate = asyncio.Semaphore(limit) if limit else nullcontext()
         self._begun_s = time.perf_counter()
 
-        async def ask(item: Item) -> Outcome:
+        async def ask(item: Item) -> RequestOutcome:
             async with gate:
                 outcome = await self._ask(item)
             tell(outcome)
@@ -78,8 +78,8 @@ class Client:
     def _now(self) -> float:
         return time.perf_counter() - self._begun_s
 
-    async def _ask(self, item: Item) -> Outcome:
-        outcome = Outcome(item.tier, item.due_s, prompt_len=item.prompt_len)
+    async def _ask(self, item: Item) -> RequestOutcome:
+        outcome = RequestOutcome(item.tier, item.due_s, prompt_len=item.prompt_len)
         outcome.start_s = self._now()
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
@@ -92,7 +92,7 @@ class Client:
             outcome.is_right = outcome.text.strip() == item.answer
         return outcome
 
-    async def _stream(self, item: Item, outcome: Outcome) -> str | None:
+    async def _stream(self, item: Item, outcome: RequestOutcome) -> str | None:
         """Streams the answer. Returns why it failed, or None."""
         asked = self._body(item)
         async with self._http.stream("POST", self._config.url + self._config.path, json=asked) as response:
@@ -126,7 +126,7 @@ class Client:
             body["service_tier"] = SERVICE_TIERS[item.tier]
         return body
 
-    def _take(self, event: bytes, outcome: Outcome) -> str | None:
+    def _take(self, event: bytes, outcome: RequestOutcome) -> str | None:
         try:
             chunk = json.loads(event)
         except ValueError:

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import httpx2
 from tqdm import tqdm
 
-from alignedserve.bench.best_effort import BestEffort, first_line, start_best_effort
-from alignedserve.bench.client import Client, Outcome, first_model
+from alignedserve.bench.best_effort import BestEffortLoad, first_line, start_best_effort
+from alignedserve.bench.client import Client, RequestOutcome, first_model
 from alignedserve.bench.compare_config import ALONE, BESIDE, WARM_UP, CompareConfig
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.results import Results, evaluate
@@ -52,7 +52,7 @@ class ComparedServer:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredServer:
     """What was measured on one server."""
 
     server: ComparedServer
@@ -103,7 +103,9 @@ async def warm_up(config: CompareConfig, server: ComparedServer) -> str:
     return model
 
 
-async def measure(config: CompareConfig, server: ComparedServer, model: str, make_bar: MakeBar) -> Measured:
+async def measure(
+    config: CompareConfig, server: ComparedServer, model: str, make_bar: MakeBar
+) -> MeasuredServer:
     """Measures one server. Raises ValueError if it can't be used."""
     async with _connected(config, server) as http:
         return await _measure(config, server, model, http, make_bar)
@@ -120,7 +122,7 @@ async def _connected(config: CompareConfig, server: ComparedServer) -> AsyncIter
 
 async def _measure(
     config: CompareConfig, server: ComparedServer, model: str, http: httpx2.AsyncClient, make_bar: MakeBar
-) -> Measured:
+) -> MeasuredServer:
     alone, beside = config.chat(server.url, ALONE), config.chat(server.url, BESIDE)
     first = await _chat(alone, http, model, f"{server.label} alone", make_bar)
     bodies = _bodies(config.job(server.url), model)
@@ -136,7 +138,7 @@ async def _measure(
         # Also after an interruption.
         left_behind = await _stop(load)
     outcomes = [*first[0], *second[0]]
-    return Measured(
+    return MeasuredServer(
         server,
         model,
         evaluate(*first, alone.objectives, PERCENTILES),
@@ -149,7 +151,7 @@ async def _measure(
     )
 
 
-async def _stop(load: BestEffort) -> str | None:
+async def _stop(load: BestEffortLoad) -> str | None:
     """Returns why the load could not be stopped; None if it was. The measurement stands, or another error is on its
     way."""
     try:
@@ -161,7 +163,7 @@ async def _stop(load: BestEffort) -> str | None:
 
 async def _chat(
     config: BenchConfig, http: httpx2.AsyncClient, model: str, title: str, make_bar: MakeBar
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     items = make_workload(config)
     with make_bar(len(items), title) as bar:
         return await Client(config, http, model).run(items, lambda outcome: bar.update())
@@ -182,7 +184,7 @@ def _bodies(config: BenchConfig, model: str) -> list[dict[str, Any]]:
 # ---- the report ----
 
 
-def table(found: Sequence[Measured]) -> Iterator[str]:
+def table(found: Sequence[MeasuredServer]) -> Iterator[str]:
     """Yields the lines of a table, two rows for each server. Times are in milliseconds."""
     rows = [row for each in found for row in _rows(each)]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
@@ -194,7 +196,7 @@ def table(found: Sequence[Measured]) -> Iterator[str]:
         yield _line(row, widths)
 
 
-def _rows(found: Measured) -> Iterator[list[str]]:
+def _rows(found: MeasuredServer) -> Iterator[list[str]]:
     for name, run in found.runs.items():
         ttft, tpot = (dict(run.summaries[each].percentiles) for each in ("ttft", "tpot"))
         yield [
@@ -215,7 +217,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def remarks(found: Sequence[Measured], config: CompareConfig) -> Iterator[str]:
+def remarks(found: Sequence[MeasuredServer], config: CompareConfig) -> Iterator[str]:
     """Yields what a reader of the table has to know."""
     for each in found:
         label = each.server.label
@@ -241,7 +243,7 @@ def remarks(found: Sequence[Measured], config: CompareConfig) -> Iterator[str]:
             )
 
 
-def verdict(found: Sequence[Measured]) -> str:
+def verdict(found: Sequence[MeasuredServer]) -> str:
     """Returns the result in one sentence."""
     in_time = ", ".join(
         f"{100 * each.beside.attainment['rt']:.1f} % on {each.server.label}" for each in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from alignedserve.bench.compare import Measured
+from alignedserve.bench.compare import MeasuredServer
 from alignedserve.bench.results import Results
 from alignedserve.sim.figure import figure_class
 
@@ -26,7 +26,7 @@ PANELS: dict[str, Callable[[Results], float]] = {
 }
 
 
-def draw(found: Sequence[Measured], path: Path) -> None:
+def draw(found: Sequence[MeasuredServer], path: Path) -> None:
     """Draws the comparison to a file. Raises ValueError if matplotlib is not installed."""
     figure = figure_class()(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     labels = [each.server.label for each in found]

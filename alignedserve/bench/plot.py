@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.results import is_good, is_whole, times_of
 from alignedserve.sim.figure import figure_class
 
@@ -16,7 +16,7 @@ LABELS = {"rt": "real-time", "be": "best-effort"}
 
 
 def draw(
-    outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
+    outcomes: Sequence[RequestOutcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
 ) -> None:
     """Draws the run to a file. Raises ValueError if matplotlib is not installed."""
     figure = figure_class()(figsize=(11, 8), layout="constrained")
@@ -27,7 +27,9 @@ def draw(
     figure.savefig(path, format="png", dpi=120)
 
 
-def _distribution(axes: Any, outcomes: Sequence[Outcome], name: str, objective_ms: float | None) -> None:
+def _distribution(
+    axes: Any, outcomes: Sequence[RequestOutcome], name: str, objective_ms: float | None
+) -> None:
     for tier, color in COLORS.items():
         whole = [times_of(each) for each in outcomes if each.tier == tier and is_whole(each)]
         if whole:
@@ -41,7 +43,7 @@ def _distribution(axes: Any, outcomes: Sequence[Outcome], name: str, objective_m
 
 
 def _over_time(
-    axes: Any, outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float
+    axes: Any, outcomes: Sequence[RequestOutcome], objectives_ms: Mapping[str, float], duration_s: float
 ) -> None:
     for tier, color in COLORS.items():
         points = attainment_over_time(outcomes, objectives_ms, duration_s, tier)
@@ -55,7 +57,7 @@ def _over_time(
 
 
 def attainment_over_time(
-    outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, tier: str
+    outcomes: Sequence[RequestOutcome], objectives_ms: Mapping[str, float], duration_s: float, tier: str
 ) -> list[tuple[float, float]]:
     """Returns pairs of the middle of an interval and the share of the requests due in it that met their objectives."""
     width_s = duration_s / NUM_WINDOWS

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.results import NAMES, Results, Summary, is_whole, num_tokens, summaries, times_of
 
@@ -33,11 +33,11 @@ DETAILS = (
 )
 
 
-def table(config: BenchConfig, outcomes: Sequence[Outcome], results: Results) -> str:
+def table(config: BenchConfig, outcomes: Sequence[RequestOutcome], results: Results) -> str:
     return "\n".join(_lines(config, outcomes, results))
 
 
-def _lines(config: BenchConfig, outcomes: Sequence[Outcome], results: Results) -> Iterator[str]:
+def _lines(config: BenchConfig, outcomes: Sequence[RequestOutcome], results: Results) -> Iterator[str]:
     yield f"{' Serving Benchmark Result ':=^{WIDTH}}"
     yield _row("Successful requests:", results.completed)
     yield _row("Failed requests:", results.failed)
@@ -69,7 +69,7 @@ def _summary_lines(title: str, name: str, summary: Summary) -> Iterator[str]:
         yield _row(f"P{_word(percent)} {name} (ms):", value)
 
 
-def _class_lines(config: BenchConfig, outcomes: Sequence[Outcome], results: Results) -> Iterator[str]:
+def _class_lines(config: BenchConfig, outcomes: Sequence[RequestOutcome], results: Results) -> Iterator[str]:
     if config.be_share:
         for tier, name in TIER_NAMES.items():
             whole = _whole(outcomes, tier)
@@ -95,12 +95,12 @@ def _word(percent: float) -> str:
     return str(int(percent)) if percent == int(percent) else str(percent)
 
 
-def _whole(outcomes: Sequence[Outcome], tier: str) -> list[Outcome]:
+def _whole(outcomes: Sequence[RequestOutcome], tier: str) -> list[RequestOutcome]:
     return [outcome for outcome in outcomes if outcome.tier == tier and is_whole(outcome)]
 
 
 def result_json(
-    config: BenchConfig, model: str, outcomes: Sequence[Outcome], results: Results, now: datetime
+    config: BenchConfig, model: str, outcomes: Sequence[RequestOutcome], results: Results, now: datetime
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "date": now.strftime("%Y%m%d-%H%M%S"),
@@ -135,7 +135,7 @@ def _totals(results: Results) -> dict[str, Any]:
     return {name: getattr(results, name) for name in names}
 
 
-def _details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _details(outcomes: Sequence[RequestOutcome]) -> dict[str, Any]:
     times = [times_of(outcome) if is_whole(outcome) else None for outcome in outcomes]
     return {
         "input_lens": [outcome.prompt_len for outcome in outcomes],

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 
 NAMES = {
     "ttft": "Time to First Token",
@@ -70,11 +70,11 @@ class Results:
     correct: float | None
 
 
-def is_whole(outcome: Outcome) -> bool:
+def is_whole(outcome: RequestOutcome) -> bool:
     return outcome.error is None and bool(outcome.times_s)
 
 
-def times_of(outcome: Outcome) -> Times:
+def times_of(outcome: RequestOutcome) -> Times:
     """Returns the times of a request with a complete answer."""
     first_s, last_s = outcome.times_s[0], outcome.times_s[-1]
     gaps = num_tokens(outcome) - 1
@@ -86,18 +86,18 @@ def times_of(outcome: Outcome) -> Times:
     )
 
 
-def num_tokens(outcome: Outcome) -> int:
+def num_tokens(outcome: RequestOutcome) -> int:
     """Returns the number of tokens that the server reports, or the number of pieces of text."""
     return outcome.output_len or len(outcome.times_s)
 
 
-def is_good(outcome: Outcome, objectives_ms: Mapping[str, float]) -> bool:
+def is_good(outcome: RequestOutcome, objectives_ms: Mapping[str, float]) -> bool:
     """Returns whether the request met its objectives. Best effort only has to be answered."""
     return is_whole(outcome) and (outcome.tier == "be" or times_of(outcome).meets(objectives_ms))
 
 
 def evaluate(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestOutcome],
     duration_s: float,
     objectives_ms: Mapping[str, float],
     percentiles: Sequence[float],
@@ -125,7 +125,7 @@ def evaluate(
     )
 
 
-def summaries(whole: Sequence[Outcome], percentiles: Sequence[float]) -> dict[str, Summary]:
+def summaries(whole: Sequence[RequestOutcome], percentiles: Sequence[float]) -> dict[str, Summary]:
     times = [times_of(outcome) for outcome in whole]
     values = {
         "ttft": [each.ttft for each in times],
@@ -143,26 +143,26 @@ def _summary(seconds: Sequence[float], percentiles: Sequence[float]) -> Summary:
     return Summary(float(ms.mean()), float(np.median(ms)), float(ms.std()), found)
 
 
-def _tiers(outcomes: Sequence[Outcome]) -> list[str]:
+def _tiers(outcomes: Sequence[RequestOutcome]) -> list[str]:
     return sorted({outcome.tier for outcome in outcomes}, reverse=True)
 
 
-def _share(outcomes: Sequence[Outcome], good: Sequence[Outcome], tier: str) -> float:
+def _share(outcomes: Sequence[RequestOutcome], good: Sequence[RequestOutcome], tier: str) -> float:
     return sum(each.tier == tier for each in good) / sum(each.tier == tier for each in outcomes)
 
 
-def _seconds(whole: Sequence[Outcome], times_s: Iterable[float]) -> NDArray[np.int64]:
+def _seconds(whole: Sequence[RequestOutcome], times_s: Iterable[float]) -> NDArray[np.int64]:
     """Returns the second of the run that each time falls in. The run starts with the first request."""
     begun_s = min((each.start_s for each in whole), default=0.0)
     return np.floor(np.array(list(times_s)) - begun_s).astype(np.int64)
 
 
-def _most_tokens_in_a_second(whole: Sequence[Outcome]) -> float:
+def _most_tokens_in_a_second(whole: Sequence[RequestOutcome]) -> float:
     seconds = _seconds(whole, (time_s for each in whole for time_s in each.times_s))
     return float(np.bincount(seconds, minlength=1).max())
 
 
-def _most_requests_in_a_second(whole: Sequence[Outcome]) -> int:
+def _most_requests_in_a_second(whole: Sequence[RequestOutcome]) -> int:
     """Returns the peak of concurrent requests as vLLM counts it: the most that ran within the same second."""
     first = _seconds(whole, (each.start_s for each in whole))
     last = _seconds(whole, (each.times_s[-1] for each in whole))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 from tqdm import tqdm
 
-from alignedserve.bench.client import Client, Outcome, first_model
+from alignedserve.bench.client import Client, RequestOutcome, first_model
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.plot import draw
 from alignedserve.bench.report import result_json, save, table
@@ -66,7 +66,7 @@ def _client_for(config: BenchConfig) -> httpx2.AsyncClient:
     return http_client(config.request_timeout_s, config.api_key or os.environ.get("OPENAI_API_KEY"))
 
 
-async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:
+async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[RequestOutcome], float]:
     async with _client_for(config) as http:
         model = config.model or await first_model(http, config.url)
         with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
@@ -74,7 +74,7 @@ async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Ou
     return model, outcomes, duration_s
 
 
-def _errors(outcomes: Sequence[Outcome]) -> list[str]:
+def _errors(outcomes: Sequence[RequestOutcome]) -> list[str]:
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     shown = [f"Failed: {error}" for error in errors[:MAX_ERRORS_SHOWN]]
     return shown + ([f"... and {len(errors) - len(shown)} more"] if len(errors) > len(shown) else [])

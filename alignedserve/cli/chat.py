@@ -13,7 +13,7 @@ from alignedserve.cli.batch import DEFAULT_URL, server_options
 from alignedserve.cli.command import Command, OneOf
 
 if TYPE_CHECKING:
-    from alignedserve.cli.chat_client import Answer, Conversation
+    from alignedserve.cli.chat_client import ChatAnswer, ChatSession
 
 TIERS = ("auto", "default", "priority", "flex")
 HELP = """\
@@ -50,7 +50,7 @@ def command(
     **options: Any,
 ) -> None:
     """Chat with a running server. If the input is not a terminal, each of its lines is a message."""
-    from alignedserve.cli.chat_client import ChatClient, Conversation, Refused, find_model
+    from alignedserve.cli.chat_client import ChatClient, ChatSession, NoAnswer, find_model
     from alignedserve.cli.http import http_client
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -60,7 +60,7 @@ def command(
             # At temperature 1 a model of this size often miscounts.
             greedy = {"temperature": 0.0} if model == demo.NAME else {}
             client = ChatClient(http, model, greedy | given)
-            chat = Conversation(client, system_prompt)
+            chat = ChatSession(client, system_prompt)
             if quick is not None:
                 _answer(chat, quick, stats)
             elif sys.stdin.isatty() and sys.stdout.isatty():
@@ -68,11 +68,11 @@ def command(
                 _talk(chat, stats)
             elif not _pipe(chat, stats):
                 sys.exit(1)
-        except Refused as error:
+        except NoAnswer as error:
             raise click.ClickException(_one_line(error)) from None
 
 
-def _talk(chat: Conversation, stats: bool) -> None:
+def _talk(chat: ChatSession, stats: bool) -> None:
     with contextlib.suppress(ImportError):
         # This import adds line editing and a history of lines.
         import readline  # noqa: F401
@@ -86,18 +86,18 @@ def _talk(chat: Conversation, stats: bool) -> None:
     click.echo()
 
 
-def _turn(chat: Conversation, line: str, stats: bool) -> None:
-    from alignedserve.cli.chat_client import STOPPED, Refused
+def _turn(chat: ChatSession, line: str, stats: bool) -> None:
+    from alignedserve.cli.chat_client import STOPPED, NoAnswer
 
     try:
         _answer(chat, line, stats)
     except KeyboardInterrupt:
         _say(STOPPED)
-    except Refused as error:
+    except NoAnswer as error:
         _say(f"Error: {_one_line(error)}")
 
 
-def _obey(chat: Conversation, line: str) -> None:
+def _obey(chat: ChatSession, line: str) -> None:
     word, _, rest = line.partition(" ")
     match word:
         case "/clear":
@@ -108,22 +108,22 @@ def _obey(chat: Conversation, line: str) -> None:
             _say(HELP)
 
 
-def _pipe(chat: Conversation, stats: bool) -> bool:
+def _pipe(chat: ChatSession, stats: bool) -> bool:
     """Returns whether all messages were answered."""
-    from alignedserve.cli.chat_client import Refused
+    from alignedserve.cli.chat_client import NoAnswer
 
     all_answered = True
     for line in sys.stdin.buffer:
         if text := line.decode(errors="replace").strip():
             try:
                 _answer(chat, text, stats)
-            except Refused as error:
+            except NoAnswer as error:
                 all_answered = False
                 click.echo(f"Error: {_one_line(error)}", err=True)
     return all_answered
 
 
-def _answer(chat: Conversation, text: str, stats: bool) -> None:
+def _answer(chat: ChatSession, text: str, stats: bool) -> None:
     is_terminal, has_begun = sys.stdout.isatty(), False
 
     def show(piece: str) -> None:
@@ -132,7 +132,7 @@ def _answer(chat: Conversation, text: str, stats: bool) -> None:
         click.echo(piece.translate(_CONTROLS) if is_terminal else piece, nl=False)
 
     try:
-        answer: Answer = chat.ask(text, show)
+        answer: ChatAnswer = chat.ask(text, show)
     finally:
         if has_begun:
             click.echo()

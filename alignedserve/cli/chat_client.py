@@ -20,12 +20,12 @@ Json = dict[str, Any]
 STOPPED = "[stopped]"
 
 
-class Refused(Exception):
+class NoAnswer(Exception):
     """There is no answer, or only a part of one. The message is for the user."""
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     text: str = ""
     # Reported by the server at the end; 0 until then.
     num_prompt_tokens: int = 0
@@ -52,8 +52,8 @@ class ChatClient:
         self._http = http
         self._options = options
 
-    def answer(self, messages: list[Json], answer: Answer) -> Generator[str, None, None]:
-        """Yields the answer's pieces and fills `answer`. Closing the generator ends the request. Raises Refused."""
+    def answer(self, messages: list[Json], answer: ChatAnswer) -> Generator[str, None, None]:
+        """Yields the answer's pieces and fills `answer`. Closing the generator ends the request. Raises NoAnswer."""
         asked = {"model": self.model, "messages": messages, "stream": True, **self._options}
         asked["stream_options"] = {"include_usage": True}
         begun_s = time.perf_counter()
@@ -61,7 +61,7 @@ class ChatClient:
             with self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
                 if response.is_error:
                     response.read()
-                    raise Refused(refusal(response))
+                    raise NoAnswer(refusal(response))
                 for event in _events(response):
                     for text in _take(event, answer):
                         answer.last_s = time.perf_counter() - begun_s
@@ -69,23 +69,23 @@ class ChatClient:
                         answer.text += text
                         yield text
         except httpx2.TransportError as error:
-            raise Refused(away(self._http, error)) from None
+            raise NoAnswer(away(self._http, error)) from None
 
 
-class Conversation:
+class ChatSession:
     def __init__(self, client: ChatClient, system_prompt: str | None) -> None:
         self.system_prompt = system_prompt
         self._client = client
         self._turns: list[Json] = []
 
-    def ask(self, text: str, show: Callable[[str], object]) -> Answer:
+    def ask(self, text: str, show: Callable[[str], object]) -> ChatAnswer:
         """Sends a question and adds it, with its answer, to the messages.
 
-        If it raises Refused, the question is not kept. After a KeyboardInterrupt, the partial answer is kept.
+        If it raises NoAnswer, the question is not kept. After a KeyboardInterrupt, the partial answer is kept.
         """
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        answer = Answer()
+        answer = ChatAnswer()
         pieces = self._client.answer([*system, *self._turns, question], answer)
         try:
             for piece in pieces:
@@ -107,29 +107,29 @@ class Conversation:
 
 
 def find_model(http: httpx2.Client, name: str | None) -> str:
-    """Returns the named model or, without a name, the server's first one. Raises Refused if there is none."""
+    """Returns the named model or, without a name, the server's first one. Raises NoAnswer if there is none."""
     path = "/v1/models" if name is None else f"/v1/models/{quote(name)}"
     try:
         response = http.get(path)
     except httpx2.TransportError as error:
-        raise Refused(away(http, error)) from None
+        raise NoAnswer(away(http, error)) from None
     if response.is_error:
-        raise Refused(refusal(response))
+        raise NoAnswer(refusal(response))
     try:
         return str((response.json() if name else response.json()["data"][0])["id"])
     except (ValueError, LookupError, TypeError):
-        raise Refused(f"{response.url}: lists no models; is it an OpenAI-compatible server?") from None
+        raise NoAnswer(f"{response.url}: lists no models; is it an OpenAI-compatible server?") from None
 
 
 def _events(response: httpx2.Response) -> Iterator[Json]:
-    """Yields the events. Raises Refused if they end before the answer is complete."""
+    """Yields the events. Raises NoAnswer if they end before the answer is complete."""
     reader = EventReader()
     for data in response.iter_bytes():
         for event in reader.feed(data):
             if event == b"[DONE]":
                 return
             yield _decoded(event)
-    raise Refused(f"{response.url}: the answer broke off")
+    raise NoAnswer(f"{response.url}: the answer broke off")
 
 
 def _decoded(event: bytes) -> Json:
@@ -138,13 +138,13 @@ def _decoded(event: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Refused(f"the server sent {event[:80]!r}, which is not a chat event")
+        raise NoAnswer(f"the server sent {event[:80]!r}, which is not a chat event")
     if error := found.get("error"):
-        raise Refused(str(error.get("message", error) if isinstance(error, dict) else error))
+        raise NoAnswer(str(error.get("message", error) if isinstance(error, dict) else error))
     return found
 
 
-def _take(event: Json, answer: Answer) -> Iterator[str]:
+def _take(event: Json, answer: ChatAnswer) -> Iterator[str]:
     if usage := event.get("usage"):
         answer.num_prompt_tokens = usage.get("prompt_tokens", 0)
         answer.num_tokens = usage.get("completion_tokens", 0)

@@ -63,9 +63,8 @@ def command(
     Each line of FILE is a JSON object with a prompt and an answer. Without FILE, the demo model's tasks are used, with
     its tokenizer.
     """
-    from alignedserve.lengths.encoder import make_encoder
     from alignedserve.lengths.evaluate import evaluate
-    from alignedserve.lengths.predictor import Predictor
+    from alignedserve.lengths.predictor import Predictor, make_encoder
 
     if file is None:
         data, decode, counted = _demo_tasks(limit or 5000, seed)

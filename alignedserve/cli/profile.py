@@ -78,12 +78,12 @@ def command(
     _print(profile, path)
 
 
-class Progress(Protocol):
+class ProfileProgress(Protocol):
     def __call__(self, share: float) -> None: ...
 
 
 @contextmanager
-def _bar(is_shown: bool) -> Iterator[Progress]:
+def _bar(is_shown: bool) -> Iterator[ProfileProgress]:
     with bar(100, "Measuring", "%", is_shown) as shown:
 
         def show(share: float) -> None:

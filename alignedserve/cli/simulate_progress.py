@@ -39,7 +39,7 @@ class Bar:
         self._say(_tried(name, rate, attainment))
 
 
-class Lines:
+class ProgressLines:
     """Prints a line every few seconds from a thread, also while no request ends."""
 
     def __init__(self, say: Say, every_s: float = EVERY_S) -> None:
@@ -81,14 +81,14 @@ def _tried(name: str, rate: float, attainment: float) -> str:
 
 
 @contextmanager
-def shown() -> Iterator[Bar | Lines]:
+def shown() -> Iterator[Bar | ProgressLines]:
     """Yields a bar if stderr is a terminal, otherwise lines."""
     say = partial(click.echo, err=True)
     if sys.stderr.isatty():
         with bar(None, "", "req") as drawn:
             yield Bar(drawn, say)
         return
-    lines = Lines(say)
+    lines = ProgressLines(say)
     lines.start()
     try:
         yield lines

@@ -30,10 +30,10 @@ def command(url: str, api_key: str | None, every: float) -> None:
     from rich.live import Live
 
     from alignedserve.cli.http import http_client
-    from alignedserve.cli.top_reading import Away, History, look
+    from alignedserve.cli.top_reading import Away, ReadingHistory, look
     from alignedserve.cli.top_view import screen
 
-    console, history = Console(), History()
+    console, history = Console(), ReadingHistory()
     with (
         http_client(url, api_key) as http,
         _keys(),

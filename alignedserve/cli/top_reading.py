@@ -46,7 +46,7 @@ class Reading:
 
 
 @dataclass
-class History:
+class ReadingHistory:
     readings: list[Reading] = field(default_factory=list)
 
     def add(self, reading: Reading) -> None:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from alignedserve.cli.top_reading import TIERS, History
+from alignedserve.cli.top_reading import TIERS, ReadingHistory
 from alignedserve.process.logs import one_line
 
 _BAR_COLUMNS = 14
@@ -20,7 +20,7 @@ _COLOURS = {"rt": "blue", "be": "yellow"}
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
-def screen(history: History, url: str, problem: str | None, num_lines: int) -> RenderableType:
+def screen(history: ReadingHistory, url: str, problem: str | None, num_lines: int) -> RenderableType:
     """Returns the screen. `problem` is the error of the last update, if it failed."""
     if not history.readings:
         return Text(
@@ -33,7 +33,7 @@ def screen(history: History, url: str, problem: str | None, num_lines: int) -> R
     return Group(_state(history, url, problem), _classes(history), Text(), processes, Text(), jobs)
 
 
-def _state(history: History, url: str, problem: str | None) -> Text:
+def _state(history: ReadingHistory, url: str, problem: str | None) -> Text:
     status = one_line(history.latest.status)
     text = Text(no_wrap=True, overflow="ellipsis")
     if problem:
@@ -51,7 +51,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _classes(history: History) -> Table:
+def _classes(history: ReadingHistory) -> Table:
     table = _table("class", "tokens/s", "running", "waiting", "TTFT p50", "TTFT p99")
     for tier, name in TIERS.items():
         found = history.latest.tiers[tier]
@@ -66,7 +66,7 @@ def _classes(history: History) -> Table:
     return table
 
 
-def _processes(history: History, count: int) -> Table:
+def _processes(history: ReadingHistory, count: int) -> Table:
     table = _table("process", "pid", "state", "requests", "KV in use")
     processes = history.latest.processes
     for each in processes[:count]:
@@ -84,7 +84,7 @@ def _processes(history: History, count: int) -> Table:
     return table
 
 
-def _jobs(history: History, count: int) -> RenderableType:
+def _jobs(history: ReadingHistory, count: int) -> RenderableType:
     jobs = history.latest.jobs
     if not jobs:
         return Text("no batch jobs" if jobs is not None else "no store: no batch jobs", style="dim")

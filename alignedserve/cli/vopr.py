@@ -133,11 +133,11 @@ def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) ->
     """Replays a history. Returns whether it failed."""
     from alignedserve.vopr.event_logs import open_in
     from alignedserve.vopr.run import run
-    from alignedserve.vopr.tally import Tally
+    from alignedserve.vopr.tally import RunTally
 
     for field, value in vars_of(history):
         click.echo(f"{field:>24}  {value}")
-    tally, begun_s = Tally(), time.monotonic()
+    tally, begun_s = RunTally(), time.monotonic()
     outcome = run(history, open_in(out, name))
     tally.add(outcome)
     for line in tally.lines(time.monotonic() - begun_s):
@@ -180,9 +180,9 @@ def _shrink(history: History, path: Path) -> None:
 
 def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
     from alignedserve.vopr.search import Tried, search
-    from alignedserve.vopr.tally import Tally
+    from alignedserve.vopr.tally import RunTally
 
-    tally, begun_s, failures = Tally(), time.monotonic(), list[Tried]()
+    tally, begun_s, failures = RunTally(), time.monotonic(), list[Tried]()
     told_s = begun_s
 
     def told(tried: Tried) -> None:

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from alignedserve.demo import tasks
-from alignedserve.demo.recipe import Stage
-from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, Example, Question
+from alignedserve.demo.recipe import TrainingStage
+from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, TaskExample, TaskQuestion
 from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, SYSTEM, USER
 from alignedserve.demo.words import pronounceable
 
@@ -20,14 +20,14 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. 
 
 
 @dataclass
-class Conversation:
+class TrainingConversation:
     """Tokens, and the weight of each token's prediction in the loss."""
 
     tokens: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
 
-class Encoder:
+class ChatEncoder:
     """Turns messages into the tokens of the chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -45,12 +45,12 @@ class Encoder:
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 
-    def system(self, into: Conversation, text: str) -> None:
+    def system(self, into: TrainingConversation, text: str) -> None:
         tokens = [self._system, *self._ids(text), self._end]
         into.tokens += tokens
         into.weights += [0.0] * len(tokens)
 
-    def turn(self, into: Conversation, prompt: str, answer: str, min_end_weight: float = 0.0) -> None:
+    def turn(self, into: TrainingConversation, prompt: str, answer: str, min_end_weight: float = 0.0) -> None:
         asked = [self._user, *self._ids(prompt), self._end, self._assistant]
         answered = [*self._ids(answer), self._end]
         into.tokens += asked + answered
@@ -62,21 +62,21 @@ class Encoder:
 class Source:
     """Draws the conversations of a stage."""
 
-    def __init__(self, encoder: Encoder, stage: Stage, rng: random.Random) -> None:
+    def __init__(self, encoder: ChatEncoder, stage: TrainingStage, rng: random.Random) -> None:
         self._encoder = encoder
         self._names, self._weights = list(stage.weights), list(stage.weights.values())
         self._min_end_weight = stage.min_end_weight
         self._rng = rng
 
-    def _ask(self, into: Conversation, prompt: str, answer: str) -> None:
+    def _ask(self, into: TrainingConversation, prompt: str, answer: str) -> None:
         self._encoder.turn(into, prompt, answer, self._min_end_weight)
 
-    def _single(self, example: Example) -> Conversation:
-        conversation = Conversation()
+    def _single(self, example: TaskExample) -> TrainingConversation:
+        conversation = TrainingConversation()
         self._ask(conversation, example.prompt, example.answer)
         return conversation
 
-    def short(self) -> Conversation:
+    def short(self) -> TrainingConversation:
         """Returns a conversation of one question, or sometimes of a few."""
         conversation = self._opened()
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
@@ -87,16 +87,16 @@ class Source:
             self._ask(conversation, example.prompt, example.answer)
         return conversation
 
-    def lengthy(self) -> Conversation:
+    def lengthy(self) -> TrainingConversation:
         """Returns a conversation that rarely fits a short row: counting, repeating, a short list."""
         name = self._rng.choices(("count", "count_down", "repeat", "pick"), (2, 2, 2, 5))[0]
         if name == "pick":
             return self.picks(5, 20, self._rng.randint(2, 8))
         return self._single(TASKS[name].generate(self._rng))
 
-    def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
+    def picks(self, min_items: int, max_items: int, num_questions: int) -> TrainingConversation:
         """Returns a list and several questions about it: most of the cost is reading the list."""
-        conversation, allowed = self._opened(), list[Question]()
+        conversation, allowed = self._opened(), list[TaskQuestion]()
         while not allowed:
             words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
             questions = (tasks.pick_question(words, number) for number in range(1, len(words) + 1))
@@ -108,8 +108,8 @@ class Source:
             phrasings = PICK_FOLLOW_UPS
         return conversation
 
-    def _opened(self) -> Conversation:
-        conversation = Conversation()
+    def _opened(self) -> TrainingConversation:
+        conversation = TrainingConversation()
         if self._rng.random() < 0.1:
             made_up = " ".join(pronounceable(self._rng, self._rng.randint(1, 9)) for _ in range(5))
             self._encoder.system(conversation, self._rng.choice((*SYSTEM_PROMPTS, made_up)))
@@ -117,7 +117,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     tokens: Tensor
     # Number of the conversation in its row that a token belongs to; 0 for padding.
     documents: Tensor
@@ -125,11 +125,11 @@ class Batch:
     weights: Tensor
 
     @classmethod
-    def empty(cls, rows: Rows, pad: int) -> Batch:
+    def empty(cls, rows: RowShape, pad: int) -> TrainingBatch:
         size = (rows.num, rows.length)
         return cls(torch.full(size, pad), torch.zeros(size, dtype=torch.long), torch.zeros(size))
 
-    def place(self, row: int, start: int, document: int, conversation: Conversation) -> None:
+    def place(self, row: int, start: int, document: int, conversation: TrainingConversation) -> None:
         stop = start + len(conversation.tokens)
         self.tokens[row, start:stop] = torch.tensor(conversation.tokens)
         self.documents[row, start:stop] = document
@@ -138,16 +138,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowShape:
     """The number and length of a batch's rows."""
 
     num: int
     length: int
 
 
-def pack(draw: Callable[[], Conversation], rows: Rows, pad: int) -> Batch:
+def pack(draw: Callable[[], TrainingConversation], rows: RowShape, pad: int) -> TrainingBatch:
     """Fills rows first-fit until several conversations did not fit."""
-    batch = Batch.empty(rows, pad)
+    batch = TrainingBatch.empty(rows, pad)
     used, counts, num_misses = [0] * rows.num, [0] * rows.num, 0
     while num_misses < 6:
         conversation = draw()
@@ -162,8 +162,10 @@ def pack(draw: Callable[[], Conversation], rows: Rows, pad: int) -> Batch:
     return batch
 
 
-def one_per_row(conversations: list[Conversation], pad: int) -> Batch:
-    batch = Batch.empty(Rows(len(conversations), max(len(each.tokens) for each in conversations)), pad)
+def one_per_row(conversations: list[TrainingConversation], pad: int) -> TrainingBatch:
+    batch = TrainingBatch.empty(
+        RowShape(len(conversations), max(len(each.tokens) for each in conversations)), pad
+    )
     for row, conversation in enumerate(conversations):
         batch.place(row, 0, 1, conversation)
     return batch

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from alignedserve.demo import MODEL_DIR
-from alignedserve.demo.tasks import TASKS, Example, check, expected_output_len
+from alignedserve.demo.tasks import TASKS, TaskExample, check, expected_output_len
 
 MAX_AT_ONCE = 25
 
 
 @dataclass(frozen=True)
 class AnsweredTask:
-    example: Example
+    example: TaskExample
     text: str
     # Number of tokens, including the end token.
     num_tokens: int
@@ -39,14 +39,14 @@ class Answerer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
-    def answer(self, examples: Sequence[Example]) -> list[AnsweredTask]:
+    def answer(self, examples: Sequence[TaskExample]) -> list[AnsweredTask]:
         """Returns the answers. Prompts are batched by length, which keeps padding short."""
         ordered = sorted(examples, key=lambda example: len(example.prompt))
         batches = [ordered[at : at + MAX_AT_ONCE] for at in range(0, len(ordered), MAX_AT_ONCE)]
         return [answered for batch in batches for answered in self._answer(batch)]
 
     @torch.inference_mode()
-    def _answer(self, examples: list[Example]) -> list[AnsweredTask]:
+    def _answer(self, examples: list[TaskExample]) -> list[AnsweredTask]:
         inputs = self._tokenizer.apply_chat_template(
             [[{"role": "user", "content": example.prompt}] for example in examples],
             add_generation_prompt=True,
@@ -59,14 +59,14 @@ class Answerer:
         texts = output[:, inputs["input_ids"].shape[1] :]
         return [self._ended(*pair) for pair in zip(examples, texts.tolist(), strict=True)]
 
-    def _ended(self, example: Example, tokens: list[int]) -> AnsweredTask:
+    def _ended(self, example: TaskExample, tokens: list[int]) -> AnsweredTask:
         end = self._tokenizer.eos_token_id
         num_tokens = tokens.index(end) + 1 if end in tokens else len(tokens)
         text = self._tokenizer.decode(tokens[:num_tokens], skip_special_tokens=True)
         return AnsweredTask(example, text, num_tokens)
 
 
-def held_out(num_per_task: int, seed: int) -> dict[str, list[Example]]:
+def held_out(num_per_task: int, seed: int) -> dict[str, list[TaskExample]]:
     rng = random.Random(seed)
     return {
         name: [task.generate(rng, held_out=True) for _ in range(num_per_task)] for name, task in TASKS.items()

@@ -95,7 +95,7 @@ class Body(nn.Module):
         self.norm = Norm(shape.hidden_size, shape.norm_eps)
 
 
-class Llama(nn.Module):
+class TrainingLlama(nn.Module):
     """A Llama that uses the transposed embedding as its output layer."""
 
     cos: Tensor

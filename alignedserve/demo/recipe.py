@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     name: str
     # Optimizer steps, of about 4,600 tokens each.
     steps: int
@@ -32,7 +32,7 @@ class Stage:
     seed: int
 
 
-LEARN = Stage(
+LEARN = TrainingStage(
     name="learn",
     steps=4500,
     weights={
@@ -62,7 +62,7 @@ LEARN = Stage(
     seed=0,
 )
 
-POLISH = Stage(
+POLISH = TrainingStage(
     name="polish",
     steps=3300,
     weights={
@@ -94,7 +94,7 @@ POLISH = Stage(
     seed=1,
 )
 
-FINISH = Stage(
+FINISH = TrainingStage(
     name="finish",
     steps=900,
     weights={

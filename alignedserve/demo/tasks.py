@@ -41,7 +41,7 @@ HELD_OUT_SALT = 2
 
 
 @dataclass(frozen=True)
-class Example:
+class TaskExample:
     task: str
     prompt: str
     answer: str
@@ -50,7 +50,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Question:
+class TaskQuestion:
     """The values of a phrasing's fields, and the answer."""
 
     fields: Mapping[str, str]
@@ -65,24 +65,24 @@ class Question:
 class Task:
     name: str
     phrasings: tuple[str, ...]
-    ask: Callable[[random.Random], Question]
+    ask: Callable[[random.Random], TaskQuestion]
     # Whether prompts (a key in one phrasing) are held out in place of keys, because there are few keys.
     holds_out_prompts: bool = False
 
-    def generate(self, rng: random.Random, held_out: bool = False) -> Example:
+    def generate(self, rng: random.Random, held_out: bool = False) -> TaskExample:
         """Returns the next example, from the held-out side of the split or from the other."""
         while True:
             question, phrasing = self.ask(rng), rng.choice(self.phrasings)
             if self.is_held_out(question, phrasing) == held_out:
                 return self.example(question, phrasing)
 
-    def is_held_out(self, question: Question, phrasing: str) -> bool:
+    def is_held_out(self, question: TaskQuestion, phrasing: str) -> bool:
         return is_held_out(
             self.name, f"{question.key}|{phrasing}" if self.holds_out_prompts else question.key
         )
 
-    def example(self, question: Question, phrasing: str) -> Example:
-        return Example(self.name, phrasing.format(**question.fields), question.answer, question.key)
+    def example(self, question: TaskQuestion, phrasing: str) -> TaskExample:
+        return TaskExample(self.name, phrasing.format(**question.fields), question.answer, question.key)
 
 
 def is_held_out(task: str, key: str) -> bool:
@@ -90,45 +90,45 @@ def is_held_out(task: str, key: str) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def check(example: Example, text: str) -> bool:
+def check(example: TaskExample, text: str) -> bool:
     return text == example.answer
 
 
-def expected_output_len(example: Example) -> int:
+def expected_output_len(example: TaskExample) -> int:
     """Returns the number of tokens of a correct answer, including the end token."""
     return num_tokens(example.answer) + 1
 
 
-def _ask_count(step: int) -> Callable[[random.Random], Question]:
-    def ask(rng: random.Random) -> Question:
+def _ask_count(step: int) -> Callable[[random.Random], TaskQuestion]:
+    def ask(rng: random.Random) -> TaskQuestion:
         length = rng.randint(1, rng.choice((4, 10, 25, MAX_COUNT_LEN)))
         low = rng.randint(0, rng.choice((20, 150, MAX_NUMBER + 1 - length)))
         numbers = [str(number) for number in range(low, low + length)][::step]
-        return Question({"a": numbers[0], "b": numbers[-1]}, ", ".join(numbers))
+        return TaskQuestion({"a": numbers[0], "b": numbers[-1]}, ", ".join(numbers))
 
     return ask
 
 
-def _ask_repeat(rng: random.Random) -> Question:
+def _ask_repeat(rng: random.Random) -> TaskQuestion:
     word, times = any_word(rng), rng.randint(1, rng.choice((3, 6, MAX_REPEATS)))
-    return Question({"word": word, "n": str(times)}, ", ".join([word] * times))
+    return TaskQuestion({"word": word, "n": str(times)}, ", ".join([word] * times))
 
 
-def _ask_spell(rng: random.Random) -> Question:
+def _ask_spell(rng: random.Random) -> TaskQuestion:
     word = any_word(rng)
-    return Question({"word": word}, "-".join(word))
+    return TaskQuestion({"word": word}, "-".join(word))
 
 
-def _ask_reverse(rng: random.Random) -> Question:
+def _ask_reverse(rng: random.Random) -> TaskQuestion:
     word = any_word(rng)
-    return Question({"word": word}, word[::-1])
+    return TaskQuestion({"word": word}, word[::-1])
 
 
-def _ask_cycle(names: tuple[str, ...], step: int) -> Callable[[random.Random], Question]:
-    def ask(rng: random.Random) -> Question:
+def _ask_cycle(names: tuple[str, ...], step: int) -> Callable[[random.Random], TaskQuestion]:
+    def ask(rng: random.Random) -> TaskQuestion:
         start, length = rng.randrange(len(names)), rng.randint(1, len(names))
         chosen = [names[(start + step * place) % len(names)] for place in range(length)]
-        return Question({"a": chosen[0], "b": chosen[-1]}, ", ".join(chosen))
+        return TaskQuestion({"a": chosen[0], "b": chosen[-1]}, ", ".join(chosen))
 
     return ask
 
@@ -137,21 +137,21 @@ def _operand(rng: random.Random) -> int:
     return rng.randint(0, rng.choice((9, 99, MAX_NUMBER, MAX_NUMBER, MAX_NUMBER)))
 
 
-def _ask_add(rng: random.Random) -> Question:
+def _ask_add(rng: random.Random) -> TaskQuestion:
     a, b = _operand(rng), _operand(rng)
-    return Question({"a": str(a), "b": str(b)}, f"{a} + {b} = {a + b}")
+    return TaskQuestion({"a": str(a), "b": str(b)}, f"{a} + {b} = {a + b}")
 
 
-def _ask_subtract(rng: random.Random) -> Question:
+def _ask_subtract(rng: random.Random) -> TaskQuestion:
     b, a = sorted((_operand(rng), _operand(rng)))
-    return Question({"a": str(a), "b": str(b)}, f"{a} - {b} = {a - b}")
+    return TaskQuestion({"a": str(a), "b": str(b)}, f"{a} - {b} = {a - b}")
 
 
-def _ask_alphabet(step: int) -> Callable[[random.Random], Question]:
-    def ask(rng: random.Random) -> Question:
+def _ask_alphabet(step: int) -> Callable[[random.Random], TaskQuestion]:
+    def ask(rng: random.Random) -> TaskQuestion:
         first, last = sorted((rng.randrange(26), rng.randrange(26)))
         letters = ascii_lowercase[first : last + 1][::step]
-        return Question({"a": letters[0], "b": letters[-1]}, ", ".join(letters))
+        return TaskQuestion({"a": letters[0], "b": letters[-1]}, ", ".join(letters))
 
     return ask
 
@@ -170,11 +170,11 @@ def join_list(words: list[str]) -> str:
     return ", ".join(f"{number} {word}" for number, word in enumerate(words, 1))
 
 
-def pick_question(words: list[str], number: int) -> Question:
-    return Question({"items": join_list(words), "n": str(number)}, f"{number} {words[number - 1]}")
+def pick_question(words: list[str], number: int) -> TaskQuestion:
+    return TaskQuestion({"items": join_list(words), "n": str(number)}, f"{number} {words[number - 1]}")
 
 
-def _ask_pick(rng: random.Random) -> Question:
+def _ask_pick(rng: random.Random) -> TaskQuestion:
     words = numbered_list(rng, rng.randint(5, rng.choice((20, 60, MAX_PICK_ITEMS))))
     return pick_question(words, rng.randint(1, len(words)))
 

@@ -23,15 +23,23 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from alignedserve.demo.batches import Batch, Conversation, Encoder, Rows, Source, one_per_row, pack
+from alignedserve.demo.batches import (
+    ChatEncoder,
+    RowShape,
+    Source,
+    TrainingBatch,
+    TrainingConversation,
+    one_per_row,
+    pack,
+)
 from alignedserve.demo.muon import Muon
-from alignedserve.demo.network import Llama, Shape, document_mask
-from alignedserve.demo.recipe import STAGES, Stage
-from alignedserve.demo.tasks import TASKS, Example
+from alignedserve.demo.network import Shape, TrainingLlama, document_mask
+from alignedserve.demo.recipe import STAGES, TrainingStage
+from alignedserve.demo.tasks import TASKS, TaskExample
 from alignedserve.demo.tokenizer import build_tokenizer, save_tokenizer
 from alignedserve.demo.vocabulary import END, PAD
 
-SHORT, MIDDLE, LONG = Rows(36, 128), Rows(16, 288), Rows(4, 1184)
+SHORT, MIDDLE, LONG = RowShape(36, 128), RowShape(16, 288), RowShape(4, 1184)
 NUM_EVALUATED_AT_ONCE = 16
 SHOW_EVERY = 50
 # Steps between evaluations, and held-out examples of each task in an evaluation.
@@ -47,11 +55,11 @@ class Trainer:
         torch.manual_seed(0)
         self._out = out
         self._tokenizer = build_tokenizer()
-        self._encoder = Encoder(self._tokenizer)
-        self.model = Llama(Shape(self._tokenizer.get_vocab_size()))
-        self._loss: Callable[[Batch], Tensor] = torch.compile(self._plain_loss, dynamic=False)
+        self._encoder = ChatEncoder(self._tokenizer)
+        self.model = TrainingLlama(Shape(self._tokenizer.get_vocab_size()))
+        self._loss: Callable[[TrainingBatch], Tensor] = torch.compile(self._plain_loss, dynamic=False)
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: TrainingStage) -> None:
         self.stage = stage
         self.num_tokens = 0
         self._rng = random.Random(stage.seed)
@@ -66,7 +74,7 @@ class Trainer:
         weights = load_file(folder / "model.safetensors")
         self.model.load_state_dict({name: weight.float() for name, weight in weights.items()})
 
-    def _plain_loss(self, batch: Batch) -> Tensor:
+    def _plain_loss(self, batch: TrainingBatch) -> Tensor:
         tokens, documents, weights = batch.tokens, batch.documents, batch.weights
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = self.model.logits(self.model.hidden(tokens, document_mask(documents)))
@@ -76,7 +84,7 @@ class Trainer:
         kept = weights[:, :-1].flatten()
         return (losses * kept).sum() / kept.sum()
 
-    def _batch(self, progress: float) -> Batch:
+    def _batch(self, progress: float) -> TrainingBatch:
         stage, kind = self.stage, self._rng.random()
         if progress >= stage.long_from and kind < stage.long_share:
             longest = 150 if progress > stage.longest_from else 60
@@ -85,18 +93,18 @@ class Trainer:
             return pack(self._middle, MIDDLE, self._encoder.pad)
         return pack(self._short, SHORT, self._encoder.pad)
 
-    def _short(self) -> Conversation:
+    def _short(self) -> TrainingConversation:
         return self._fitting(self._source.short, SHORT)
 
-    def _middle(self) -> Conversation:
+    def _middle(self) -> TrainingConversation:
         return self._fitting(self._source.lengthy if self._rng.random() < 0.7 else self._source.short, MIDDLE)
 
-    def _long(self, longest: int) -> Conversation:
+    def _long(self, longest: int) -> TrainingConversation:
         if self._rng.random() < 0.3:
             return self._middle()
         return self._fitting(lambda: self._source.picks(20, longest, self._rng.randint(4, 12)), LONG)
 
-    def _fitting(self, draw: Callable[[], Conversation], rows: Rows) -> Conversation:
+    def _fitting(self, draw: Callable[[], TrainingConversation], rows: RowShape) -> TrainingConversation:
         while True:
             conversation = draw()
             if len(conversation.tokens) <= rows.length:
@@ -118,12 +126,12 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def accuracy(self, examples: list[Example]) -> float:
+    def accuracy(self, examples: list[TaskExample]) -> float:
         """Returns the share of correct answers.
 
         Greedy decoding gives an answer if and only if each of its tokens is the most likely one at its place.
         """
-        conversations = [Conversation() for _ in examples]
+        conversations = [TrainingConversation() for _ in examples]
         for conversation, example in zip(conversations, examples, strict=True):
             self._encoder.turn(conversation, example.prompt, example.answer)
         conversations.sort(key=lambda conversation: len(conversation.tokens))
@@ -207,7 +215,7 @@ def show(accuracy: dict[str, float]) -> None:
     print(f"held-out %: {tasks}", flush=True)
 
 
-def train_stage(trainer: Trainer, stage: Stage) -> dict[str, Any]:
+def train_stage(trainer: Trainer, stage: TrainingStage) -> dict[str, Any]:
     trainer.begin(stage)
     began = time.monotonic()
     for number in range(1, stage.steps + 1):

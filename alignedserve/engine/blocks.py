@@ -1,6 +1,6 @@
 """Which requests hold which KV blocks of an instance. Ids and counts only; the bytes are in `kv_cache`.
 
-A full block may be published under the hash of all tokens up to its end (`scheduling/block_hashes.py`). Several owners
+A full block may be published under the hash of all tokens up to its end (`scheduling/prefixes.py`). Several owners
 can then hold it. After its last owner has released it, it is kept: it counts as free but is taken last. A request with
 its hash can hold it again until then.
 

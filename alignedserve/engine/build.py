@@ -26,8 +26,8 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
-from alignedserve.engine.limits import Limits
-from alignedserve.engine.ranks.leader import RankLeader
+from alignedserve.engine.limits import EngineLimits
+from alignedserve.engine.rank_leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.ranks import padded
@@ -40,7 +40,7 @@ from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
 from alignedserve.ops.base import Ops
 from alignedserve.ops.quantise import FP8
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
 from alignedserve.protocol.kv_span import KvSpan
@@ -94,7 +94,7 @@ class LoadedModel:
     max_model_len: int
 
 
-def load_model(config: EngineConfig, has_reversed: bool, ranks: Ranks | None = None) -> LoadedModel:
+def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None = None) -> LoadedModel:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
@@ -212,7 +212,7 @@ def _assemble(
         others = [part.view(own_blocks.dtype).view(own_blocks.shape) for part in leader.until_ready()]
         cache = KVCache(form, [own_blocks, *others])
         compiled = leader.lead(compiled, step, ops.break_up)
-    limits = Limits(
+    limits = EngineLimits(
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
         max_prefill_chunk=min(config.max_prefill_chunk or max_tokens, max_tokens),

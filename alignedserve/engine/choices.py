@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
 from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat

@@ -15,14 +15,22 @@ import numpy as np
 from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints
-from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
-from alignedserve.engine.limits import Limits
+from alignedserve.engine.limits import EngineLimits
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, Status, Work
+from alignedserve.engine.request import (
+    PLAIN,
+    Endings,
+    Layout,
+    Request,
+    Status,
+    Vocabulary,
+    Work,
+    check_adapter,
+    check_request,
+)
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
-from alignedserve.engine.validate import Vocabulary, check_adapter, check_request
 from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
@@ -33,7 +41,7 @@ from alignedserve.types import BlockId, RequestId
 
 
 @dataclass
-class Iteration:
+class LaunchedIteration:
     """An iteration that was launched. No request enters or leaves the batch until it is finished."""
 
     launched: Launched
@@ -50,7 +58,7 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        limits: Limits,
+        limits: EngineLimits,
         blocks: BlockManager,
         cache: KVCache,
         table: BatchTable,
@@ -142,7 +150,7 @@ class Engine:
         return self._blocks.num_known(block_hashes) * self.cache.format.block_size
 
     def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
-        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as far
+        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/prefixes.py`), as far
         as they are known. Returns the number of tokens with KV."""
         return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
 
@@ -286,7 +294,7 @@ class Engine:
         blocks must be free."""
         return self.finish(self.launch(work))
 
-    def launch(self, work: Work) -> Iteration:
+    def launch(self, work: Work) -> LaunchedIteration:
         """The first half of `execute`: everything that needs no new tokens. A GPU has work when it returns."""
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
@@ -295,9 +303,9 @@ class Engine:
             self._grow(request, self.format.num_columns(num_tokens, request.keeps_inputs))
         launched = self._runner.launch(self._table, batch)
         self._table.computed(batch)
-        return Iteration(launched, self._announce(launched))
+        return LaunchedIteration(launched, self._announce(launched))
 
-    def finish(self, iteration: Iteration) -> list[TokenOutput]:
+    def finish(self, iteration: LaunchedIteration) -> list[TokenOutput]:
         """The second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
@@ -360,7 +368,7 @@ class Engine:
         self._table.add_columns(request, grown)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
-        """The iteration's outputs, still without tokens. Those of `Iteration.requests` come first, in order."""
+        """The iteration's outputs, still without tokens. Those of `LaunchedIteration.requests` come first, in order."""
         logprobs = launched.prompt_logprobs
         outputs = [
             TokenOutput(request.request_id, None, prompt_logprobs=logprobs.pop(request, None))

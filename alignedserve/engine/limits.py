@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     max_num_seqs: int
     # Tokens of one iteration, over all requests.
     max_num_batched_tokens: int

@@ -1,17 +1,89 @@
-"""The engine's view of a request: its tokens, its output, and how far its KV is computed."""
+"""A request of the engine: whether it is valid, how far it is, and when it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Matcher
-from alignedserve.types import RequestId
+from alignedserve.types import InvalidRequest, RequestId
+
+# ---- whether it is valid ---------------------------------------------------------------------------------------------
+
+# Every mistake that a caller can make is found here, before anything is queued.
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    # Rows of the embedding. Token ids are 0 .. size - 1.
+    size: int
+    eos_token_ids: frozenset[int]
+
+
+def check_request(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    max_model_len: int,
+    pooling: str | None = None,
+) -> None:
+    """Raises InvalidRequest naming the field, its value and what is allowed. `pooling`: see `Request`."""
+    length = len(prompt_token_ids)
+    if length == 0:
+        raise InvalidRequest("prompt: empty; at least one token is needed")
+    if pooling is not None:
+        _check_pooling(pooling, length, max_model_len)
+    elif length >= max_model_len:
+        raise InvalidRequest(
+            f"prompt: {length} tokens; with max_model_len={max_model_len}, at most {max_model_len - 1} leave room "
+            "for one output token"
+        )
+    check_ids("prompt_token_ids", prompt_token_ids, vocabulary)
+    check_ids("stop_token_ids", params.stop_token_ids or (), vocabulary)
+    check_ids("logit_bias", list(params.logit_bias or ()), vocabulary)
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and count > vocabulary.size:
+            raise InvalidRequest(f"{name}={count}: must be at most the vocabulary's size, {vocabulary.size}")
+
+
+def _check_pooling(pooling: str, length: int, max_model_len: int) -> None:
+    if pooling not in POOLINGS:
+        raise InvalidRequest(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
+    if length > max_model_len:
+        raise InvalidRequest(f"prompt: {length} tokens; at most {max_model_len} are possible")
+
+
+def check_adapter(name: str, known: Collection[str]) -> None:
+    """Raises InvalidRequest for an unknown adapter. `name` is empty if the request has none."""
+    if name and name not in known:
+        raise InvalidRequest(f"adapter={name!r}: not loaded; loaded are {', '.join(known) or 'none'}")
+
+
+def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    try:
+        array = np.asarray(ids)
+        is_integers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
+    except (ValueError, OverflowError):
+        is_integers = False
+    if not is_integers:
+        raise InvalidRequest(f"{name}: must be a flat list of integers")
+    outside = array[(array < 0) | (array >= vocabulary.size)]
+    if len(outside):
+        raise InvalidRequest(
+            f"{name}: token id {outside[0]} is outside the vocabulary, 0 to {vocabulary.size - 1}"
+        )
+
+
+# ---- its state -------------------------------------------------------------------------------------------------------
+
+# The engine's view of a request: its tokens, its output, and how far its KV is computed.
 
 
 class Status(Enum):
@@ -106,3 +178,42 @@ class Request:
 
 # Requests, each with the number of its tokens that an iteration computes.
 Work = Sequence[tuple[Request, int]]
+
+
+# ---- when it ends ----------------------------------------------------------------------------------------------------
+
+
+class Endings:
+    """Decides whether a request's newest token is its last."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._eos_token_ids = vocabulary.eos_token_ids
+        # Tokens that end the output of some request, past ones included. A row with one of them is examined more
+        # closely.
+        self._is_stop = np.zeros(vocabulary.size, dtype=bool)
+        self._mark(vocabulary.eos_token_ids)
+
+    def watch(self, request: Request) -> None:
+        """Adds the request's stop tokens to those that `suspects` finds."""
+        self._mark(request.stop_token_ids)
+
+    def suspects(self, tokens: np.ndarray, num_left: np.ndarray) -> list[int]:
+        """Rows that may end with these tokens; all rows that do end are among them. `num_left`: tokens that each may
+        still get."""
+        rows: list[int] = np.flatnonzero(self._is_stop[tokens] | (num_left <= 0)).tolist()
+        return rows
+
+    def reasons(self, request: Request) -> tuple[str | None, int | None]:
+        """(finish_reason, stop_reason) after the request's newest token; (None, None) if it continues."""
+        token, num_output = request.output[-1], len(request.output)
+        is_eos = token in self._eos_token_ids
+        # A grammar allows the end of sequence only at its own end, never where something must follow.
+        ends_grammar = request.matcher is not None and is_eos
+        is_long_enough = num_output >= request.params.min_tokens
+        if ends_grammar or (token in request.stop_token_ids and is_long_enough):
+            is_plain_end = ends_grammar or (is_eos and not request.params.ignore_eos)
+            return "stop", None if is_plain_end else token
+        return ("length" if num_output >= request.max_output_len else None), None
+
+    def _mark(self, token_ids: frozenset[int]) -> None:
+        self._is_stop[[token for token in token_ids if token < len(self._is_stop)]] = True

@@ -12,10 +12,9 @@ import torch
 from torch.nn.functional import normalize
 
 from alignedserve.engine.batch import Batch, BatchTable, Due
-from alignedserve.engine.logprobs import token_logprobs
 from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
-from alignedserve.engine.sampler import Draft, Sampled, Sampler
+from alignedserve.engine.sampler import Draft, Sampled, Sampler, token_logprobs
 from alignedserve.ops.base import CompiledModel
 from alignedserve.ops.step import StepInputs
 

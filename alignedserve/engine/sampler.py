@@ -1,23 +1,93 @@
 """Turns logits into tokens. Rows are independent: a request's tokens don't depend on its batch.
 
-It has two halves. `begin` starts all device work, and `finish` waits for the tokens.
+The sampler has two halves. `begin` starts all device work, and `finish` waits for the tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from alignedserve.engine.batch import Due
-from alignedserve.engine.constrain import MINUS_INFINITY, constrain
-from alignedserve.engine.logprobs import token_logprobs
-from alignedserve.engine.noise import noise_keys
 from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
 from alignedserve.ops.base import BROKEN, CompiledModel, Ops
 from alignedserve.text.grammar import GrammarError
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+# The noise for a request's token k is a function of (seed, k) alone. Its tokens
+# therefore don't depend on its batch, on preemption, or on the machine that continues it.
+
+
+def noise_keys(seeds: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """The 64-bit key for each request's next token, the one after `counts` others.
+
+    Keys are int64, because torch has no arithmetic on unsigned numbers.
+    """
+    # A continuation's seed has 64 bits, and a client's seed may be negative.
+    of_request = _mix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
+    number = np.array(counts, dtype=np.uint64) + np.uint64(1)
+    return torch.from_numpy(_mix64(of_request + number * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
+
+
+def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """alignedserve.sampling_params.mix64 of each number. numpy's products keep the low 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+# ---- grammars --------------------------------------------------------------------------------------------------------
+
+# A grammar makes the tokens impossible that it does not allow next.
+
+
+MINUS_INFINITY = float("-inf")
+
+
+def constrain(logits: torch.Tensor, request: Request) -> None:
+    """Masks one row of logits in place, after all other edits of logits. Raises GrammarError."""
+    if request.matcher is None:
+        return
+    allowed = torch.from_numpy(request.matcher.allowed(request.output)).to(logits.device)
+    logits.masked_fill_(~allowed, MINUS_INFINITY)
+    if request.params.min_tokens and not bool((logits > MINUS_INFINITY).any()):
+        # The grammar allows only the end of the output here. A minimum length can't make the output longer than that.
+        logits[allowed] = 0.0
+
+
+# ---- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+def token_logprobs(rows: torch.Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenLogprobs]:
+    """Returns the log-probabilities of `tokens[i]` and of the likeliest tokens in `rows[i]`, which covers the whole
+    vocabulary.
+
+    It handles all rows at once, because an operation per row would take longer than the computation itself.
+    """
+    chosen = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])
+    ranks = (rows > chosen).sum(dim=1) + 1
+    best = rows.topk(num_likeliest)
+    likeliest_ranks = range(1, num_likeliest + 1)
+    return [
+        TokenLogprobs([token, *likeliest], [logprob, *likeliest_logprobs], [rank, *likeliest_ranks])
+        for token, logprob, rank, likeliest, likeliest_logprobs in zip(
+            tokens,
+            chosen[:, 0].tolist(),
+            ranks.tolist(),
+            best.indices.tolist(),
+            best.values.tolist(),
+            strict=True,
+        )
+    ]
+
+
+# ---- sampler ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass

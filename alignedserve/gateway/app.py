@@ -8,11 +8,10 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
-import alignedserve
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.http.auth_limits import Access, AuthLimitsMiddleware
+from alignedserve.gateway.generation.responding import RequestBuilder
+from alignedserve.gateway.http.access import Access, AuthLimitsMiddleware
 from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
@@ -27,6 +26,7 @@ from alignedserve.gateway.telemetry.health import cluster_body, health
 from alignedserve.gateway.telemetry.metrics import IGNORED_HEADER
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
+from alignedserve.version import __version__
 
 # The endpoints read these bodies themselves, so FastAPI can't describe them.
 BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
@@ -47,7 +47,7 @@ def create_app(
     # FastAPI's documentation pages would load scripts from other sites, so they are off.
     app = FastAPI(
         title="AlignedServe",
-        version=alignedserve.__version__,
+        version=__version__,
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.limits.limits import Limits, SloConfig
+from alignedserve.gateway.limits.limits import CallLimits, SloConfig
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig
@@ -129,7 +129,7 @@ class GatewayConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     # Settings that have to be equal in all processes of the cluster.
     fingerprint: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
     # Owners by the digest of their API key (http/keys.py). Empty: the server needs no key.
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
     # Whether the launcher reads the keys from a file, which may change.

@@ -17,10 +17,9 @@ from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.http.auth_limits import Access, DrainState, body_memory
-from alignedserve.gateway.http.callers import Callers, callers_of
+from alignedserve.gateway.http.access import Access, Callers, DrainState, body_memory, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import GatewayServer

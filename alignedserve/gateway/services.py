@@ -16,7 +16,7 @@ from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
-from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
+from alignedserve.gateway.generation.responding import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.batch_jobs.files import file_routes
 from alignedserve.gateway.openai.batch_jobs.routes import batch_routes

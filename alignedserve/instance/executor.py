@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, Work
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import PLAIN, Layout, Request, Vocabulary, Work
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams

@@ -13,7 +13,7 @@ from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.requests import id_of
 from alignedserve.protocol.messages import Work
-from alignedserve.scheduling.block_hashes import BlockHasher
+from alignedserve.scheduling.prefixes import BlockHasher
 from alignedserve.types import RequestKey
 
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from alignedserve.protocol.messages import Work
-from alignedserve.scheduling.block_hashes import pays_to_wait
+from alignedserve.scheduling.prefixes import pays_to_wait
 from alignedserve.types import RequestKey
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request
-from alignedserve.engine.validate import check_request
+from alignedserve.engine.request import PLAIN, Layout, Request, check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache

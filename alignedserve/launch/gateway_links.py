@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from alignedserve.launch.growth import Seen
+from alignedserve.launch.growth import LatestLoad
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import WireError
@@ -86,9 +86,9 @@ class GatewayLinks:
         self._keys = ApiKeys(dict(owners))
         self._tell_all(self._keys)
 
-    def attained(self) -> Seen:
+    def attained(self) -> LatestLoad:
         """Returns the numbers of objectives met and missed since the last call."""
-        seen = Seen(self._num_met, self._num_missed, bool(self._late))
+        seen = LatestLoad(self._num_met, self._num_missed, bool(self._late))
         self._num_met = self._num_missed = 0
         return seen
 

@@ -23,7 +23,7 @@ MOST_BUSY = 0.6
 
 
 @dataclass(frozen=True)
-class Seen:
+class LatestLoad:
     """Measurements since the last look."""
 
     # objectives of real time
@@ -38,7 +38,7 @@ class Seen:
 @dataclass(frozen=True)
 class _Look:
     at_s: float
-    seen: Seen
+    seen: LatestLoad
 
 
 class Growth:
@@ -56,7 +56,7 @@ class Growth:
     def wanted_without_limit(self) -> int:
         return self.wanted + self._is_short
 
-    def look(self, now: float, num_there: int, seen: Seen) -> None:
+    def look(self, now: float, num_there: int, seen: LatestLoad) -> None:
         """Adds measurements, and decides. `num_there` islands answer requests now."""
         if num_there != self._num_there:
             self._num_there = num_there
@@ -95,7 +95,7 @@ class Growth:
         return bool(self._looks) and self._looks[0].at_s <= now - seconds
 
 
-def _is_missed(seen: Sequence[Seen]) -> bool:
+def _is_missed(seen: Sequence[LatestLoad]) -> bool:
     num_missed = sum(each.num_missed for each in seen)
     num = num_missed + sum(each.num_met for each in seen)
     return num >= ENOUGH_OBJECTIVES and num_missed > MISSED_SHARE * num

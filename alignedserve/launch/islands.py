@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from alignedserve.launch.control import Say
-from alignedserve.launch.growth import Seen, leaving
+from alignedserve.launch.growth import LatestLoad, leaving
 from alignedserve.launch.island_supervisor import IslandSupervisor
 from alignedserve.launch.nodes import LOOK_S, Change, Nodes
 from alignedserve.launch.plan import IslandPlan, Node
@@ -40,7 +40,7 @@ class Tell(Protocol):
     ) -> None: ...
 
 
-class Islands:
+class NodeIslands:
     def __init__(
         self,
         nodes: Nodes,
@@ -49,7 +49,7 @@ class Islands:
         make: Callable[[IslandPlan], IslandSupervisor],
         tell: Tell,
         say: Callable[[str], None],
-        attained: Callable[[], Seen] = Seen,
+        attained: Callable[[], LatestLoad] = LatestLoad,
     ) -> None:
         """`first` are the plans of the first nodes. `plan` makes those of later nodes, and raises ValueError. `tell`
         receives the islands, and what is missing. `attained` returns the objectives met and missed since its last

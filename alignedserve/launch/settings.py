@@ -14,7 +14,7 @@ from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import HttpConfig, KeyConfig
-from alignedserve.gateway.limits.limits import Limits, SloConfig
+from alignedserve.gateway.limits.limits import CallLimits, SloConfig
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig
@@ -37,7 +37,7 @@ class Settings:
     webhooks: Annotated[WebhookConfig, "webhook_"] = field(default_factory=WebhookConfig)
     lengths: Annotated[LengthConfig, "length_"] = field(default_factory=LengthConfig)
     log: Annotated[LogConfig, "log_"] = field(default_factory=LogConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
     router: RouterConfig = field(default_factory=RouterConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 

@@ -24,7 +24,7 @@ _START_S = 60.0
 
 
 @dataclass
-class Pauses:
+class RestartPauses:
     """The pauses between the end of a run and the start of the next. Each is longer, until a run lasts."""
 
     _next_s: float = RETRY_S
@@ -63,7 +63,7 @@ class StoreSupervisor:
             self._is_up.set()
             await self._stop.wait()
             return
-        pauses = Pauses()
+        pauses = RestartPauses()
         while not self._stop.is_set():
             up_s = await self._run_once(self._location.server)
             with contextlib.suppress(TimeoutError):

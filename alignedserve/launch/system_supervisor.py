@@ -17,7 +17,7 @@ from alignedserve.launch.api_keys import KeyFile
 from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
-from alignedserve.launch.islands import Islands, first_failure
+from alignedserve.launch.islands import NodeIslands, first_failure
 from alignedserve.launch.nodes import Nodes
 from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
@@ -79,7 +79,7 @@ class SystemSupervisor:
         def make(plan: IslandPlan) -> IslandSupervisor:
             return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say, self._links)
 
-        self._islands = Islands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
+        self._islands = NodeIslands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

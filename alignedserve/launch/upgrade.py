@@ -27,7 +27,7 @@ _VERSION = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 def installed_version() -> str:
     """Returns the version that a process would import now. This process may have imported another one. Raises
     OSError, and ValueError if the file has no version."""
-    path = Path(alignedserve.__file__)
+    path = Path(alignedserve.__file__).with_name("version.py")
     if found := _VERSION.search(path.read_text()):
         return found[1]
     raise ValueError(f"{path}: has no version")

@@ -49,7 +49,7 @@ NO_ANSWERS = Answers(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class SimilarPrompt:
     similarity: float
     answers: Answers
 
@@ -67,7 +67,7 @@ class Neighbours:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def near(self, vector: Vector, count: int, threshold: float) -> list[Neighbour]:
+    def near(self, vector: Vector, count: int, threshold: float) -> list[SimilarPrompt]:
         """Returns the answers to the most similar prompts, the most similar first.
 
         Ties with the last of `count` are included; otherwise the index's order would decide which of them are found.
@@ -82,7 +82,7 @@ class Neighbours:
         for key, similarity in zip(found.keys.tolist(), similarities, strict=True):
             if similarity >= least:
                 self._answers.move_to_end(key)
-                near.append(Neighbour(similarity, self._answers[key]))
+                near.append(SimilarPrompt(similarity, self._answers[key]))
         return near
 
     def remember(self, vector: Vector, length: int, is_cut: bool) -> None:

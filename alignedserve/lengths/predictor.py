@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from alignedserve.lengths.config import MAX_ENTRIES
-from alignedserve.lengths.encoder import Encoder
-from alignedserve.lengths.neighbours import Neighbour, Neighbours
+from alignedserve.lengths.config import ENCODERS, MAX_ENTRIES
+from alignedserve.lengths.encoder import Decode, Encoder
+from alignedserve.lengths.hash_encoder import HashEncoder
+from alignedserve.lengths.neighbours import Neighbours, SimilarPrompt
 from alignedserve.lengths.prediction import Prediction, Query, Source, query_of
 from alignedserve.lengths.regression import Regression
 from alignedserve.lengths.trust import Mean, Trust
@@ -67,7 +68,7 @@ class Predictor:
         confidence = self.trust.confidence(similarity, source)
         return Prediction(guesses[source], source, confidence, query, guesses, similarity)
 
-    def _guesses(self, query: Query, near: Sequence[Neighbour]) -> dict[Source, int]:
+    def _guesses(self, query: Query, near: Sequence[SimilarPrompt]) -> dict[Source, int]:
         guesses: dict[Source, int] = {}
         if near:
             guesses["neighbours"] = query.clamp(mean_length(near, query.most))
@@ -84,7 +85,7 @@ def teaches(prediction: Prediction, length: int, reason: str) -> bool:
     return reason in ("stop", "length") and length >= 1 and prediction.query.is_natural
 
 
-def mean_length(near: Sequence[Neighbour], most: int) -> float:
+def mean_length(near: Sequence[SimilarPrompt], most: int) -> float:
     """Returns the mean length, weighted by similarity. The most similar neighbour comes first. `most` is the request's
     limit."""
     weights = [math.exp((each.similarity - near[0].similarity) / SHARPNESS) for each in near]
@@ -92,7 +93,7 @@ def mean_length(near: Sequence[Neighbour], most: int) -> float:
     return math.exp(sum(map(math.prod, zip(weights, logs, strict=True))) / sum(weights))
 
 
-def _length_of(neighbour: Neighbour, near: Sequence[Neighbour], most: int) -> float:
+def _length_of(neighbour: SimilarPrompt, near: Sequence[SimilarPrompt], most: int) -> float:
     answers = neighbour.answers
     if answers.num_ended:
         return answers.length
@@ -100,3 +101,17 @@ def _length_of(neighbour: Neighbour, near: Sequence[Neighbour], most: int) -> fl
         return most
     longer = [each.answers.length for each in near if each.answers.length > answers.cut_at]
     return sum(longer) / len(longer) if longer else answers.cut_at
+
+
+def make_encoder(kind: str, model: str | None = None, decode: Decode | None = None) -> Encoder:
+    """`model`: a sentence-embedding model, a directory or a name. `decode` belongs to the prompts' tokenizer. Raises
+    ValueError for an encoder that can't be made."""
+    if kind == "hash":
+        return HashEncoder()
+    if kind == "sentence":
+        from alignedserve.lengths.sentence_encoder import SentenceEncoder
+
+        if decode is None:
+            raise ValueError("length_predictor='sentence': needs text, but this model has no tokenizer")
+        return SentenceEncoder.load(model, decode)
+    raise ValueError(f"length_predictor={kind!r}: must be one of {', '.join(ENCODERS)}")

@@ -26,7 +26,7 @@ from alignedserve.ops.step import StepInputs
 
 
 @dataclass(frozen=True)
-class DecoderLayer:
+class LlamaLayer:
     input_norm: torch.Tensor
     qkv: Linear
     attention: AttentionSpec
@@ -68,7 +68,7 @@ class Llama:
     def logits(self, hidden: Value) -> Value:
         return self._ops.linear(self.final_states(hidden), self._lm_head)
 
-    def _attend(self, layer: DecoderLayer, x: Value) -> Value:
+    def _attend(self, layer: LlamaLayer, x: Value) -> Value:
         normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
         qkv = self._ops.linear(normed, layer.qkv)
         if layer.attention.outputs_only:
@@ -76,7 +76,7 @@ class Llama:
         attended = self._ops.attention(qkv, layer.attention, Projected(normed, layer.qkv))
         return add_linear(self._ops, attended, layer.attention_out, x, layer.attention_post_norm)
 
-    def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
+    def _mlp(self, layer: LlamaLayer, x: Value) -> Value:
         normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
         return layer.mlp.add_to(x, normed, self._ops)
 
@@ -106,7 +106,7 @@ class _Ropes:
 
 def _decoder_layer(
     config: ModelConfig, layers: Layers, index: int, ropes: _Ropes, names: ExpertNames
-) -> DecoderLayer:
+) -> LlamaLayer:
     prefix, hidden = f"model.layers.{index}", config.hidden_size
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
@@ -115,7 +115,7 @@ def _decoder_layer(
     def post_norm(name: str) -> PostNorm | None:
         return PostNorm(norm(name), config.norm_eps) if config.post_norms else None
 
-    return DecoderLayer(
+    return LlamaLayer(
         input_norm=norm("input_layernorm"),
         qkv=_qkv(config, layers, f"{prefix}.self_attn"),
         attention=_attention(config, layers, index, ropes, norm),

@@ -167,7 +167,7 @@ def _layer_and_kind(path: Path, key: str) -> tuple[str, str]:
     return found["module"], found["which"]
 
 
-class Adapters:
+class NumberedAdapters:
     """All adapters of a model, numbered from 1."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -195,7 +195,7 @@ class Adapters:
 class AdaptedSource:
     """A WeightSource of a model with adapters."""
 
-    def __init__(self, weights: WeightSource, adapters: Adapters) -> None:
+    def __init__(self, weights: WeightSource, adapters: NumberedAdapters) -> None:
         self._weights = weights
         self.adapters = adapters
 
@@ -219,7 +219,8 @@ def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max
     if not modules:
         return weights
     return AdaptedSource(
-        weights, Adapters([Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules])
+        weights,
+        NumberedAdapters([Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules]),
     )
 
 

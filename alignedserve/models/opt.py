@@ -21,7 +21,7 @@ Norm = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class DecoderLayer:
+class OptLayer:
     attention_norm: Norm
     qkv: Linear
     attention: AttentionSpec
@@ -74,7 +74,7 @@ class Opt:
     def logits(self, hidden: Value) -> Value:
         return self._ops.linear(self.final_states(hidden), self._lm_head)
 
-    def _attend(self, layer: DecoderLayer, x: Value) -> Value:
+    def _attend(self, layer: OptLayer, x: Value) -> Value:
         ops, before = self._ops, self.config.norm_before
         normed = self._normed(x, layer.attention_norm) if before else x
         attended = ops.attention(ops.linear(normed, layer.qkv), layer.attention, Projected(normed, layer.qkv))
@@ -83,7 +83,7 @@ class Opt:
         x = ops.linear(attended, layer.attention_out, residual=x)
         return x if before else self._normed(x, layer.attention_norm)
 
-    def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
+    def _mlp(self, layer: OptLayer, x: Value) -> Value:
         ops, before = self._ops, self.config.norm_before
         normed = self._normed(x, layer.mlp_norm) if before else x
         x = ops.linear(ops.linear(normed, layer.up), layer.down, residual=x)
@@ -102,11 +102,11 @@ def _norm(config: ModelConfig, layers: Layers, name: str) -> Norm:
     )
 
 
-def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> DecoderLayer:
+def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> OptLayer:
     prefix = f"model.decoder.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, mine = layers.shard.part(config.num_heads, config.head_dim), layers.shard.part(inner)
-    return DecoderLayer(
+    return OptLayer(
         attention_norm=_norm(config, layers, f"{prefix}.self_attn_layer_norm"),
         qkv=layers.linear(
             [f"{prefix}.self_attn.{part}_proj" for part in "qkv"],

@@ -13,7 +13,7 @@ from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.heap import return_free_pages
-from alignedserve.models.quantised import Stored, check_expert, check_layer, take_expert, take_layer
+from alignedserve.models.quantised import StoredTensor, check_expert, check_layer, take_expert, take_layer
 from alignedserve.models.safetensors_file import SafetensorsFile
 from alignedserve.ops.quantise import Part
 
@@ -136,7 +136,7 @@ class SafetensorsSource:
             return torch.empty(1, dtype=dtype).expand(num_out, num_in)
         return check_layer(self._quantised, layer, (num_out, num_in), self)
 
-    def stored_dtype(self, name: str, wanted: Stored) -> torch.dtype | None:
+    def stored_dtype(self, name: str, wanted: StoredTensor) -> torch.dtype | None:
         """See StoredTensors."""
         if wanted.is_optional and not any(each in self._file_of for each in _spellings(name)):
             return None
@@ -150,7 +150,7 @@ class SafetensorsSource:
         self._taken.add(stored_name)
         return dtype
 
-    def take_stored(self, name: str, wanted: Stored) -> torch.Tensor | None:
+    def take_stored(self, name: str, wanted: StoredTensor) -> torch.Tensor | None:
         """See StoredTensors."""
         if self.stored_dtype(name, wanted) is None:
             return None

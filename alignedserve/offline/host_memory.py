@@ -19,7 +19,7 @@ from alignedserve.types import PoolBlockId
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class HostMemory:
+class SwapMemory:
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         memory = np.frombuffer(mmap.mmap(-1, num_blocks * block_bytes, flags=flags), dtype=np.uint8)
@@ -45,4 +45,4 @@ class HostMemory:
 @contextmanager
 def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.uint8]]:
     """Yields memory for KV like that of an instance without a router."""
-    yield HostMemory(num_blocks, form.column_bytes).blocks
+    yield SwapMemory(num_blocks, form.column_bytes).blocks

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.validate import check_request
+from alignedserve.engine.request import check_request
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
@@ -29,10 +29,9 @@ from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import check_pool_kv_dtype
 from alignedserve.protocol.pooling import NO_SAMPLING
-from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
-from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId
@@ -45,7 +44,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass
-class _Job:
+class _PromptJob:
     """One prompt of a generate call and its n sequences."""
 
     request_id: str
@@ -228,7 +227,7 @@ class LLM:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
         return EmbeddingRequestOutput(str(next(self._ids)), token_ids)
 
-    def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _Job:
+    def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _PromptJob:
         try:
             text, token_ids = self._tokenize(prompt)
             check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
@@ -238,7 +237,7 @@ class LLM:
                 self.engine.grammars.check(params.structured_outputs)
         except ValueError as error:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
-        job = _Job(str(next(self._ids)), text, token_ids, params, adapter)
+        job = _PromptJob(str(next(self._ids)), text, token_ids, params, adapter)
         job.sequences = [SequenceCollector(i, params, self._tokenizer) for i in range(params.n)]
         return job
 
@@ -255,8 +254,8 @@ class LLM:
             return prompt, self.get_tokenizer().encode(prompt)
         return None, _token_ids(prompt)
 
-    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
-        owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
+    def _run(self, jobs: list[_PromptJob], use_tqdm: bool) -> list[RequestOutput]:
+        owners: dict[RequestId, tuple[_PromptJob, SequenceCollector]] = {}
         with self._running, _progress(len(jobs), use_tqdm) as bar, self._emptying():
             for job in jobs:
                 self._submit(job, owners)
@@ -270,7 +269,7 @@ class LLM:
                         bar.update(job.is_finished)
         return [job.result() for job in jobs]
 
-    def _submit(self, job: _Job, owners: dict[RequestId, tuple[_Job, SequenceCollector]]) -> None:
+    def _submit(self, job: _PromptJob, owners: dict[RequestId, tuple[_PromptJob, SequenceCollector]]) -> None:
         params = job.params
         seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
         for index, sequence in enumerate(job.sequences):

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from alignedserve.decode_worker.worker import ColocatedWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.validate import check_adapter, check_request
+from alignedserve.engine.request import check_adapter, check_request
 from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Step
-from alignedserve.offline.host_memory import HostMemory
+from alignedserve.offline.host_memory import SwapMemory
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
 from alignedserve.protocol.messages import Request as Asked
 from alignedserve.sampling_params import SamplingParams
@@ -76,7 +76,7 @@ class LocalInstance:
         self._estimate = estimate
         self._keys = count(1)
         self._wake = threading.Event()
-        self._memory: HostMemory | None = None
+        self._memory: SwapMemory | None = None
         # Number of preemptions that kept the KV, and that dropped it.
         self.num_evictions = self.num_drops = 0
         self._begin()
@@ -278,14 +278,14 @@ class LocalInstance:
         self._offered.add(request.key)
         self._order(Offer([request.work], is_batch=False))
 
-    def _make_memory(self) -> HostMemory:
+    def _make_memory(self) -> SwapMemory:
         """Returns memory for all requests that can have begun: those in slots, and all offered ones.
 
         A policy may begin every offered request before a preempted one is admitted again.
         """
         form, limits = self.engine.format, self.engine.limits
         num_columns = limits.max_num_seqs * form.num_columns(self.engine.max_model_len)
-        return HostMemory((OFFERED + 1) * num_columns, self._pool_format.column_bytes)
+        return SwapMemory((OFFERED + 1) * num_columns, self._pool_format.column_bytes)
 
     def _free(self, request: LocalRequest) -> None:
         """Frees a request's host memory. Safe to repeat."""

@@ -10,7 +10,7 @@ import torch
 
 from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.ops.base import Ops
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class _Wanted:
     dtype: torch.dtype
     options: CudaOptions
     quantization: str | None
-    ranks: Ranks | None
+    ranks: RankGroup | None
 
 
 def _torch(wanted: _Wanted) -> Ops:
@@ -96,7 +96,7 @@ def make_ops(
     head_dim: int,
     options: CudaOptions | None = None,
     quantization: str | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankGroup | None = None,
 ) -> Ops:
     """Makes the backend of this name. `auto`: the fastest one that can run the model. `ranks`: given if this process
     is one of several ranks."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
-from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts, PackParts, RoutingBuffers
+from alignedserve.kernels.cpu.experts import ExpertPacker, PackParts, RoutingBuffers
 from alignedserve.kernels.cpu.program import Buffers, Program, Value
 from alignedserve.kernels.cpu.structs import (
     ActivationCode,
@@ -18,7 +18,7 @@ from alignedserve.kernels.cpu.structs import (
     RouteOp,
     SpreadOp,
 )
-from alignedserve.kernels.cpu.weights import PackedWeight
+from alignedserve.kernels.cpu.weights import PackedExperts, PackedWeight
 from alignedserve.ops.experts import ClampedSwiglu, ExpertsSpec, TakeExpert, taken
 
 

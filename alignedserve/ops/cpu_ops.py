@@ -49,7 +49,7 @@ from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_expert
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import INT4, Part, plain_parts, quantised_parts
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 
@@ -65,7 +65,7 @@ class CpuOps(Ops):
         dtype: torch.dtype,
         num_threads: int | None = None,
         quantization: str | None = None,
-        ranks: Ranks | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """`num_threads`: by default torch's number, read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):

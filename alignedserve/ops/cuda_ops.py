@@ -26,7 +26,7 @@ from alignedserve.ops.cuda_linear import CudaCodedLinear, CudaValue, Normed, own
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
@@ -49,7 +49,7 @@ class CudaOps(TorchOps):
         graph_sizes: Sequence[int] = (),
         use_tqdm: bool = False,
         quantization: str | None = None,
-        ranks: Ranks | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """`graph_sizes`: batch sizes of decodes for which a CUDA graph is captured. Without any, kernels are
         launched one by one."""

@@ -11,7 +11,7 @@ from alignedserve.ops.shard import Shard
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     shard: Shard
     # The file in which they find each other: see torch_ranks.py.
     store_file: Path

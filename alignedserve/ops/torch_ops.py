@@ -24,7 +24,7 @@ from alignedserve.ops.base import (
 )
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert, taken
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_adapters import TorchAdapters
@@ -94,7 +94,7 @@ class TorchOps(Ops):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         quantization: str | None = None,
-        ranks: Ranks | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         self.dtype = dtype
         self.quantization = quantization

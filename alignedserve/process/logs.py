@@ -2,7 +2,7 @@
 
 Fields beside the message are passed as `extra={"fields": {...}}`. At the default level, nothing that a client sent is
 logged, and no key or model name. At debug level, each process logs the messages that it receives and sends about a
-request (protocol/message_log.py), with the id of its HTTP call.
+request (protocol/peer.py), with the id of its HTTP call.
 
 A message may still contain foreign text, such as a name or an error. So no message can end its line, imitate the next
 one or control a terminal, and its length is limited.

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
-from alignedserve import __version__
 from alignedserve.protocol.address import check_unused
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.frames import MAX_FRAME_BYTES
@@ -29,6 +28,7 @@ from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Pi
 from alignedserve.protocol.peer import Peer
 from alignedserve.protocol.versions import RULE, work_together
 from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, is_island_gateway, without_generation
+from alignedserve.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from alignedserve import __version__
 from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+from alignedserve.version import __version__
 
 # The roles of the processes that connect to the router. "launcher" is the command that started the others. A colocated
 # instance does the work of both prefill and decode instances.

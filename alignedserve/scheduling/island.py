@@ -137,7 +137,7 @@ class DecodeQueue(Protocol):
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-class Work(Protocol):
+class TokensByClass(Protocol):
     """The number of tokens to compute, by class."""
 
     @property
@@ -157,7 +157,7 @@ class PrefillView(Protocol):
     def hello(self) -> Hello: ...
 
     @property
-    def pending(self) -> Work:
+    def pending(self) -> TokensByClass:
         """The work that it was given and has not computed."""
 
     @property
@@ -282,7 +282,7 @@ class Island(Protocol):
     def decode_queue(self) -> DecodeQueue: ...
 
     @property
-    def reserving(self) -> Work:
+    def reserving(self) -> TokensByClass:
         """Tokens to compute of requests that have started and wait for pool blocks."""
 
     @property

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRequest:
     """A request that begins."""
 
     request: DecodeRequest
@@ -37,11 +37,11 @@ class Choice:
     gain_s: float
 
 
-def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Choice]:
+def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[ChosenRequest]:
     """Returns the requests that begin in these blocks and slots, in the order in which they were chosen."""
     if num_slots <= 0:
         return []
-    chosen: dict[RequestKey, Choice] = {}
+    chosen: dict[RequestKey, ChosenRequest] = {}
     num_left, best = num_blocks, None
     for piece in sorted(pieces, key=lambda piece: piece.gain_s / piece.memory, reverse=True):
         key, is_more = piece.request.key, best is None or piece.gain_s > best.gain_s
@@ -51,7 +51,7 @@ def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Cho
         if fits and piece.num_blocks <= num_left:
             num_left -= piece.num_blocks
             gain_s = piece.gain_s + (chosen[key].gain_s if piece.is_second else 0.0)
-            chosen[key] = Choice(piece.request, piece.keeps_inputs, gain_s)
+            chosen[key] = ChosenRequest(piece.request, piece.keeps_inputs, gain_s)
     if best is not None and best.gain_s > sum(choice.gain_s for choice in chosen.values()):
-        return [Choice(best.request, best.keeps_inputs, best.gain_s)]
+        return [ChosenRequest(best.request, best.keeps_inputs, best.gain_s)]
     return [*chosen.values()]

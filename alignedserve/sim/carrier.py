@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from alignedserve.sim.clock import Clock, Timer
+from alignedserve.sim.clock import Clock, SimTimer
 from alignedserve.sim.links import Crossing, Flow, SharedLinks
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 
 
 class Carrier:
@@ -15,10 +15,10 @@ class Carrier:
         self._clock = clock
         self._links = SharedLinks()
         # For each flow that has not ended, the timer of its first byte, and after that of its last byte.
-        self._timers: dict[Flow, Timer] = {}
+        self._timers: dict[Flow, SimTimer] = {}
 
     def start(
-        self, num_bytes: int, channel: Channel, crossings: Sequence[Crossing], arrived: Callable[[], None]
+        self, num_bytes: int, channel: CopyChannel, crossings: Sequence[Crossing], arrived: Callable[[], None]
     ) -> Flow:
         """Starts a flow. `arrived` is called when the last byte has arrived, unless the flow is stopped before."""
         flow = Flow(num_bytes, channel, crossings, begun_s=self._clock.now)
@@ -35,7 +35,7 @@ class Carrier:
             raise RuntimeError(f"idle, but {len(self._timers)} copies are on their way")
 
     def _join(self, flow: Flow, arrived: Callable[[], None]) -> None:
-        self._timers[flow] = Timer(partial(self._arrive, flow, arrived))
+        self._timers[flow] = SimTimer(partial(self._arrive, flow, arrived))
         self._move_ends(self._links.join(flow, self._clock.now))
 
     def _arrive(self, flow: Flow, arrived: Callable[[], None]) -> None:

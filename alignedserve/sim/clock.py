@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Timer(msgspec.Struct):
+class SimTimer(msgspec.Struct):
     """An event's action. It is a struct, which is faster to create than a dataclass: there is one for each event."""
 
     action: Callable[[], object] | None
@@ -26,18 +26,18 @@ class Clock:
         self.now = 0.0
         self.num_events = 0
         # Entries (seconds, number, timer). Numbers are unique, so timers are never compared.
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[tuple[float, int, SimTimer]] = []
         self._num_asked = 0
 
-    def at(self, time_s: float, action: Callable[[], object]) -> Timer:
+    def at(self, time_s: float, action: Callable[[], object]) -> SimTimer:
         if not time_s >= self.now:
             raise ValueError(f"time_s={time_s}: must be at least now, {self.now}")
         self._num_asked += 1
-        timer = Timer(action)
+        timer = SimTimer(action)
         heapq.heappush(self._heap, (time_s, self._num_asked, timer))
         return timer
 
-    def after(self, delay_s: float, action: Callable[[], object]) -> Timer:
+    def after(self, delay_s: float, action: Callable[[], object]) -> SimTimer:
         return self.at(self.now + delay_s, action)
 
     def step(self, until_s: float = float("inf")) -> bool:

@@ -18,11 +18,11 @@ from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
 from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.model_kv import ModelKv, with_kv
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
 from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
-from alignedserve.sim.trial import Outcome, Trial, Workload
+from alignedserve.sim.trial import Trial, TrialOutcome, Workload
 from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 
@@ -63,7 +63,7 @@ class Row:
     # Requests per second; None: all requests come at once, or there is only one.
     request_rate: float | None
     # None after a search that found no rate low enough.
-    outcome: Outcome | None
+    outcome: TrialOutcome | None
     # Each rate that a search tried, in requests per second, and the attainment at it.
     tried: list[tuple[float, float]]
 
@@ -128,7 +128,7 @@ class Comparison:
         return rate_of(traffic) if traffic[-1].time_s > traffic[0].time_s else None
 
     def _search(self, setting: Setting, scenario: Scenario, progress: Progress) -> Row:
-        outcomes: dict[float, Outcome] = {}
+        outcomes: dict[float, TrialOutcome] = {}
 
         def attainment_at(rate: float) -> float:
             if rate not in outcomes:
@@ -153,7 +153,9 @@ class Comparison:
             rate /= _LOWER
         return found
 
-    def _try(self, setting: Setting, scenario: Scenario, workload: Workload, progress: Progress) -> Outcome:
+    def _try(
+        self, setting: Setting, scenario: Scenario, workload: Workload, progress: Progress
+    ) -> TrialOutcome:
         progress.begin(str(setting), len(workload.traffic))
         return Trial(scenario, workload, progress.advance).run()
 
@@ -193,7 +195,7 @@ class Comparison:
             max_num_batched_tokens=self._engine.max_num_batched_tokens,
             max_model_len=max_model_len,
             pool_bytes=pool_bytes,
-            slo=Slo(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
+            slo=Objectives(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
             scheduling=scheduling,
             sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),

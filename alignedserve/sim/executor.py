@@ -17,8 +17,7 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, Status, Work
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import PLAIN, Layout, Request, Status, Vocabulary, Work
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
@@ -29,7 +28,7 @@ from alignedserve.sim.grammars import SimGrammars
 from alignedserve.sim.kv_model import KvModel, TokenChain
 from alignedserve.sim.segment import Content
 from alignedserve.text.grammar import Matcher
-from alignedserve.timing.cost import Channel, CostModel
+from alignedserve.timing.cost import CopyChannel, CostModel
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
@@ -252,7 +251,7 @@ class SimEngine:
         self._blocks.cut(request.request_id, max(1, self.format.num_columns(num_tokens)))
         self.contents.drop(key_of(request.request_id))
 
-    def _copied(self, num_tokens: int, channel: Channel) -> int:
+    def _copied(self, num_tokens: int, channel: CopyChannel) -> int:
         num_bytes = num_tokens * self._cost.kv_bytes_per_token
         self._copies_s += channel.seconds(num_bytes)
         return num_bytes

@@ -24,7 +24,7 @@ Latency = Callable[[], float]
 Encode = Callable[[AnyMessage], AnyMessage]
 
 
-class Part(Protocol):
+class ProcessSockets(Protocol):
     """Sockets of the process, in a whole system."""
 
     def hang(self) -> None: ...
@@ -52,7 +52,7 @@ class SimHost:
         # Its open ends of connections, the oldest first.
         self.links: dict[SimLink, None] = {}
         # They hang and die with it.
-        self.parts: list[Part] = []
+        self.parts: list[ProcessSockets] = []
         self.clock = clock
         self._life = 0
         # Events that are handled when it wakes up, in this order.

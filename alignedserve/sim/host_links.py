@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from alignedserve.sim.links import Crossing, Link
+from alignedserve.sim.links import Crossing, SharedLink
 from alignedserve.timing.cost import Channels, CostModel
 from alignedserve.types import InstanceId
 
@@ -69,10 +69,10 @@ class HostLinks:
         self._nvlinks = [self._nvlink(each, cost.channels.admit.bytes_per_s) for each in instance_ids]
         self.ports = {each: self._ports(index) for index, each in enumerate(instance_ids)}
 
-    def _link(self, name: str, bytes_per_s: float) -> Link:
-        return Link(name, bytes_per_s if self._is_on else inf)
+    def _link(self, name: str, bytes_per_s: float) -> SharedLink:
+        return SharedLink(name, bytes_per_s if self._is_on else inf)
 
-    def _root(self, number: int, channels: Channels) -> tuple[Link, Link]:
+    def _root(self, number: int, channels: Channels) -> tuple[SharedLink, SharedLink]:
         """Returns the links to GPUs and to the host. A channel is as fast as all GPUs of an instance, a root as fast as
         one of them."""
         load_bytes_per_s = max(channels.stage.bytes_per_s, channels.fetch.bytes_per_s)
@@ -81,12 +81,12 @@ class HostLinks:
             self._link(f"PCIe {number} to host", channels.save.bytes_per_s / self._num_gpus),
         )
 
-    def _nvlink(self, instance_id: InstanceId, bytes_per_s: float) -> tuple[Link, Link]:
+    def _nvlink(self, instance_id: InstanceId, bytes_per_s: float) -> tuple[SharedLink, SharedLink]:
         into, out = f"NVLink into {instance_id}", f"NVLink out of {instance_id}"
         return self._link(into, bytes_per_s), self._link(out, bytes_per_s)
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[SharedLink]:
         return [self._memory, *(link for pair in [*self._roots, *self._nvlinks] for link in pair)]
 
     def count_anew(self, now: float) -> None:

@@ -17,9 +17,9 @@ from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.host import Latency
 from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.instance import SimChanging, SimColocated, SimDecode, SimInstance, SimPrefill
-from alignedserve.sim.pool import PoolProcess
+from alignedserve.sim.pool import SimPool
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import RouterProcess
+from alignedserve.sim.router import SimRouter
 from alignedserve.sim.world import NO_OVERHEAD, Overhead, World
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
@@ -62,7 +62,7 @@ class IslandConfig:
         return [each for role in ("prefill", "decode", "colocated") for each in self.ids_of(role)]
 
 
-class Island:
+class SimIsland:
     def __init__(
         self, config: IslandConfig, latency: Latency | None = None, clock: Clock | None = None
     ) -> None:
@@ -80,10 +80,10 @@ class Island:
             overhead=config.overhead,
             is_checked=config.is_checked,
         )
-        self.router = self.world.router = RouterProcess(
+        self.router = self.world.router = SimRouter(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )
-        self.pool = PoolProcess(
+        self.pool = SimPool(
             self.world,
             InstanceId("kvpool-0"),
             InstanceLimits(

@@ -44,7 +44,7 @@ class LifeEvent(msgspec.Struct):
     name: str
 
 
-class Iteration(msgspec.Struct):
+class DecodeIteration(msgspec.Struct):
     """An iteration of a decode instance."""
 
     end_s: float
@@ -63,7 +63,7 @@ class Lifetimes:
 
     def __init__(self) -> None:
         self.events: dict[RequestKey, list[LifeEvent]] = defaultdict(list)
-        self.iterations: dict[InstanceId, list[Iteration]] = defaultdict(list)
+        self.iterations: dict[InstanceId, list[DecodeIteration]] = defaultdict(list)
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
         if isinstance(event, Received):
@@ -122,7 +122,7 @@ class Lifetimes:
         if report.news and report.num_running:
             mean_length = report.sum_lengths / report.num_running
             self.iterations[sender].append(
-                Iteration(
+                DecodeIteration(
                     now,
                     report.duration_s,
                     len(report.news),

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 
 
 @dataclass(eq=False)
-class Link:
+class SharedLink:
     name: str
     # The capacity in one direction. An infinite link never slows a flow.
     bytes_per_s: float = inf
@@ -56,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Crossing:
-    link: Link
+    link: SharedLink
     weight: float = 1.0
 
 
@@ -64,7 +64,7 @@ class Crossing:
 class Flow:
     num_bytes: int
     # The channel's rate is the flow's peak, and its latency passes before the first byte moves.
-    channel: Channel
+    channel: CopyChannel
     crossings: Sequence[Crossing]
     begun_s: float
 
@@ -154,9 +154,9 @@ class SharedLinks:
             each.link.load = sum(weight * flow.rate for flow, weight in each.link.flows.items())
 
 
-def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[Link]]:
+def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[SharedLink]]:
     """Returns the bytes per second of each flow, and the links that make some flow slower than its peak."""
-    rising, rates, limiting = dict.fromkeys(flows), dict[Flow, float](), set[Link]()
+    rising, rates, limiting = dict.fromkeys(flows), dict[Flow, float](), set[SharedLink]()
     links = dict.fromkeys(each.link for flow in rising for each in flow.crossings)
     while rising:
         levels = {link: _full_at(link, rates) for link in links}
@@ -172,7 +172,7 @@ def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[Link]]:
     return rates, limiting
 
 
-def _full_at(link: Link, rates: dict[Flow, float]) -> float:
+def _full_at(link: SharedLink, rates: dict[Flow, float]) -> float:
     """Returns the rate of the flows that still rise at which the link is full, given the `rates` of those that have
     stopped."""
     left, weights = link.bytes_per_s, 0.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alignedserve.protocol.messages import DecodeReport, PrefillReport
 from alignedserve.router.events import Event, Received, Send, Tick
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 
 
-class Load:
-    def __init__(self, island: Island, begin_s: float) -> None:
+class LoadObserver:
+    def __init__(self, island: SimIsland, begin_s: float) -> None:
         """Computing counts from `begin_s` on."""
         self._island = island
         self._begin_s = begin_s

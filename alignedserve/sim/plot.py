@@ -8,13 +8,13 @@ from typing import Any
 
 from alignedserve.sim.compare import Row
 from alignedserve.sim.figure import figure_class
-from alignedserve.sim.trial import Outcome
+from alignedserve.sim.trial import TrialOutcome
 
 # In inches.
 _WIDTH_OF_PANEL, _HEIGHT_OF_ROW, _HEIGHT_OF_REST = 4.0, 0.45, 1.4
 
 # The name of a panel, and what each of its bars shows.
-_Panel = tuple[str, dict[str, Callable[[Outcome], float]]]
+_Panel = tuple[str, dict[str, Callable[[TrialOutcome], float]]]
 _REAL_TIME: list[_Panel] = [
     ("real time in time, %", {"": lambda outcome: 100 * outcome.mixture.rt.attainment}),
     (
@@ -54,7 +54,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, format="png", dpi=120)
 
 
-def _bars(axes: Any, panel: _Panel, done: dict[str, Outcome]) -> None:
+def _bars(axes: Any, panel: _Panel, done: dict[str, TrialOutcome]) -> None:
     name, shown = panel
     height = 0.8 / len(shown)
     for index, (label, value) in enumerate(shown.items()):

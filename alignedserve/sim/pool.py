@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from alignedserve.kvpool.pool import Pool, PoolConfig
-from alignedserve.kvpool.shell import TICK_S, PoolShell
+from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.sim.process import SimProcess
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-class PoolProcess(SimProcess):
+class SimPool(SimProcess):
     role = "kvpool"
 
     def __init__(

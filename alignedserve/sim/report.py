@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.lifetime import Iteration, Lifetimes
+from alignedserve.sim.lifetime import DecodeIteration, Lifetimes
 
 
 @dataclass(frozen=True)
-class Slo:
+class Objectives:
     """Objectives in seconds; infinite: none."""
 
     ttft_s: float = 1.0
@@ -28,7 +28,7 @@ class Latency:
     tpot_s: float
     jct_s: float
 
-    def meets(self, slo: Slo) -> bool:
+    def meets(self, slo: Objectives) -> bool:
         return self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s
 
 
@@ -79,7 +79,7 @@ def latency_of(stream: Stream) -> Latency:
     )
 
 
-def attainment(streams: Sequence[Stream], slo: Slo) -> float:
+def attainment(streams: Sequence[Stream], slo: Objectives) -> float:
     return sum(stream.is_complete and latency_of(stream).meets(slo) for stream in streams) / len(streams)
 
 
@@ -93,7 +93,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(fmean(ordered), at(50), at(90), at(99))
 
 
-def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Report:
+def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Objectives) -> Report:
     complete = [stream for stream in streams if stream.is_complete]
     if not complete:
         raise ValueError(f"{len(streams)} requests, none of them complete: nothing to report")
@@ -129,6 +129,6 @@ def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Re
     )
 
 
-def _tokens_per_busy_s(iterations: Sequence[Iteration]) -> float:
+def _tokens_per_busy_s(iterations: Sequence[DecodeIteration]) -> float:
     busy_s = sum(each.duration_s for each in iterations)
     return sum(each.num_tokens for each in iterations) / busy_s if busy_s else 0.0

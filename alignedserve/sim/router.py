@@ -45,7 +45,7 @@ class SimProcesses:
         return [each for each in processes if segment and each.is_up and each.maps(segment)]
 
 
-class RouterProcess(SimHost, SimProcesses):
+class SimRouter(SimHost, SimProcesses):
     def __init__(self, world: World, make_core: Callable[[Epoch], Router]) -> None:
         SimHost.__init__(self, world.clock)
         SimProcesses.__init__(self, world)

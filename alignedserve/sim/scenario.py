@@ -16,11 +16,11 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.host_links import Sharing
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request, prompt_of
 from alignedserve.sim.pauses import Pauses
-from alignedserve.sim.report import Report, Slo, make_report
+from alignedserve.sim.report import Objectives, Report, make_report
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.timing.cost import CostModel
@@ -44,7 +44,7 @@ class Scenario:
     max_model_len: int = 16_384
     # Bytes of host memory that hold KV.
     pool_bytes: float = 256e9
-    slo: Slo = field(default_factory=Slo)
+    slo: Objectives = field(default_factory=Objectives)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # Which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
@@ -60,7 +60,7 @@ class Scenario:
     # See World. May be False if only figures are needed.
     is_checked: bool = True
 
-    def island(self) -> Island:
+    def island(self) -> SimIsland:
         span = self.span
         num_blocks = self.cost.num_kv_tokens // self.block_size * span.num_groups
         longest = -(-self.max_model_len // self.block_size)
@@ -91,7 +91,7 @@ class Scenario:
             overhead=self.overhead,
             is_checked=self.is_checked,
         )
-        return Island(config)
+        return SimIsland(config)
 
     @property
     def span(self) -> KvSpan:
@@ -150,7 +150,7 @@ class Scenario:
         return Ran(self, island.streams, lifetimes, pauses, island.world.computed, num_role_changes)
 
     @staticmethod
-    def _finish(island: Island, num_requests: int, limit_s: float) -> None:
+    def _finish(island: SimIsland, num_requests: int, limit_s: float) -> None:
         if not island.run_until_done(num_requests, limit_s):
             raise RuntimeError(f"{island.num_open} of {num_requests} requests are still open at {limit_s} s")
         island.settle()

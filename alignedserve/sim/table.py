@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from alignedserve.sim.compare import Row
 from alignedserve.sim.host_links import LinkUse
-from alignedserve.sim.trial import Outcome
+from alignedserve.sim.trial import TrialOutcome
 
 _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
@@ -100,12 +100,12 @@ def _real_time(row: Row) -> list[str]:
     ]
 
 
-def _objectives(outcome: Outcome) -> Iterator[list[str]]:
+def _objectives(outcome: TrialOutcome) -> Iterator[list[str]]:
     for tbt_s, (num_requests, attainment) in outcome.mixture.rt.by_objective.items():
         yield [f"{1000 * tbt_s:g} ms", str(num_requests), _percent(attainment)]
 
 
-def _best_effort(outcome: Outcome) -> list[str]:
+def _best_effort(outcome: TrialOutcome) -> list[str]:
     be, answered_s, ttft_s = outcome.mixture.be, outcome.be_answered_s, outcome.be_ttft_s
     return [
         str(outcome.num_be_complete),
@@ -117,7 +117,7 @@ def _best_effort(outcome: Outcome) -> list[str]:
     ]
 
 
-def _instances(outcome: Outcome) -> list[str]:
+def _instances(outcome: TrialOutcome) -> list[str]:
     return [
         _percent(outcome.prefill_busy),
         _percent(outcome.mixture.busy),
@@ -129,7 +129,7 @@ def _instances(outcome: Outcome) -> list[str]:
     ]
 
 
-def _memory(outcome: Outcome) -> list[str]:
+def _memory(outcome: TrialOutcome) -> list[str]:
     found = outcome.mixture
     return [
         _percent(outcome.pool_peak),

@@ -20,7 +20,7 @@ from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.host_links import Crossings, Ports
 from alignedserve.sim.links import Flow
 from alignedserve.sim.segment import Content, SimSegment
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
@@ -43,9 +43,9 @@ def _at_once(action: Callable[[], None]) -> None:
 class SimChannels:
     """The channels of one instance's copies."""
 
-    load: Channel
-    save: Channel
-    pull: Channel
+    load: CopyChannel
+    save: CopyChannel
+    pull: CopyChannel
     # The links that the instance's copies cross.
     ports: Ports
     # The share of a prefill instance's blocks that is reserved for KV that decode instances pull.
@@ -58,7 +58,7 @@ class Copy:
     what: str
     keys: tuple[RequestKey, ...]
     num_bytes: int
-    channel: Channel
+    channel: CopyChannel
     crossings: Crossings
     # Begins the copy, or returns why that is impossible.
     begin: Callable[[], str | None]
@@ -352,7 +352,7 @@ class SimTransfers:
         what: str,
         keys: Sequence[RequestKey],
         num_blocks: int,
-        channel: Channel,
+        channel: CopyChannel,
         crossings: Crossings,
         begin: Callable[[], str | None],
         end: Callable[[str | None], str | None],

@@ -9,8 +9,8 @@ from functools import partial
 from alignedserve.sim.backlog import Backlog
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.host_links import LinkUse
-from alignedserve.sim.lifetime import Iteration, Lifetimes
-from alignedserve.sim.load import Load
+from alignedserve.sim.lifetime import DecodeIteration, Lifetimes
+from alignedserve.sim.load import LoadObserver
 from alignedserve.sim.mixture import Mixture, mixture
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Quantiles, quantiles
@@ -40,7 +40,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     mixture: Mixture
     # Seconds from the arrival to the last token, of complete best-effort requests.
     be_answered_s: Quantiles | None
@@ -76,7 +76,7 @@ class Trial:
         self._begin_s = workload.warmup_s if workload.backlog_size else 0.0
         self._scenario = scenario
         self._island = scenario.island()
-        self._load = Load(self._island, self._begin_s)
+        self._load = LoadObserver(self._island, self._begin_s)
         self._lifetimes, self._pauses = Lifetimes(), Pauses(scenario.span)
         self._island.router.observers += [self._lifetimes, self._pauses, self._load]
         traffic = [replace(each, time_s=each.time_s + self._begin_s) for each in workload.traffic]
@@ -91,7 +91,7 @@ class Trial:
             self._island.world.clock.at(self._begin_s, partial(self._island.host.count_anew, self._begin_s))
         self._has_backlog = workload.backlog_size > 0
 
-    def run(self) -> Outcome:
+    def run(self) -> TrialOutcome:
         island = self._island
         island.start()
         limit_s = self._requests[-1].arrival_s + STUCK_S
@@ -110,7 +110,7 @@ class Trial:
     def _is_traffic(self, stream: Stream) -> bool:
         return stream.request.key <= len(self._requests)
 
-    def _outcome(self, links: list[LinkUse]) -> Outcome:
+    def _outcome(self, links: list[LinkUse]) -> TrialOutcome:
         island = self._island
         ran = Ran(self._scenario, island.streams, self._lifetimes, self._pauses, island.world.computed)
         traffic = [stream for stream in ran.streams if self._is_traffic(stream)]
@@ -120,7 +120,7 @@ class Trial:
         window_s = end_s - self._begin_s
         all_of_all = self._iterations()
         iterations = [each for of_one in all_of_all for each in of_one]
-        return Outcome(
+        return TrialOutcome(
             mixture=mixture(ran, self._begin_s, end_s),
             be_answered_s=_quantiles([each.ended_s - each.request.arrival_s for each in complete]),
             be_ttft_s=_quantiles([each.times_s[0] - each.request.arrival_s for each in complete]),
@@ -152,23 +152,23 @@ class Trial:
             return self._island.now
         return max(stream.ended_s for stream in rt or traffic)
 
-    def _iterations(self) -> list[list[Iteration]]:
+    def _iterations(self) -> list[list[DecodeIteration]]:
         """Returns the iterations of each decode instance, without the warm-up."""
         all_of_all = self._lifetimes.iterations.values()
         return [[each for each in of_one if each.end_s > self._begin_s] for of_one in all_of_all]
 
 
-def _mean_batch(iterations: Sequence[Iteration]) -> float:
+def _mean_batch(iterations: Sequence[DecodeIteration]) -> float:
     busy_s = sum(each.duration_s for each in iterations)
     return sum(each.num_tokens * each.duration_s for each in iterations) / busy_s if busy_s else 0.0
 
 
-def _share_soon(iterations: Sequence[Iteration]) -> float:
+def _share_soon(iterations: Sequence[DecodeIteration]) -> float:
     times_s = [each.scheduling_s for each in iterations if each.scheduling_s is not None]
     return sum(time_s <= SOON_S for time_s in times_s) / len(times_s) if times_s else 1.0
 
 
-def _share_mixed(iterations: Sequence[Iteration]) -> float | None:
+def _share_mixed(iterations: Sequence[DecodeIteration]) -> float | None:
     mixed = [each.is_mixed for each in iterations if each.batch]
     return sum(mixed) / len(mixed) if mixed else None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.compare import Row
-from alignedserve.sim.trial import Outcome
+from alignedserve.sim.trial import TrialOutcome
 
 # Shares of real time in time that differ by less than this are level.
 LEVEL = 0.01
@@ -97,7 +97,7 @@ class _Names:
         return row.setting.policy if self._are_policies else str(row.setting)
 
 
-def _outcome(row: Row) -> Outcome:
+def _outcome(row: Row) -> TrialOutcome:
     assert row.outcome is not None, "a row without one is left out"
     return row.outcome
 

@@ -21,7 +21,7 @@ from alignedserve.timing.cost import CostModel
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 if TYPE_CHECKING:
-    from alignedserve.sim.router import RouterProcess
+    from alignedserve.sim.router import SimRouter
     from alignedserve.sim.transfers import SimTransfers
 
 
@@ -113,7 +113,7 @@ class World:
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.router: RouterProcess
+        self.router: SimRouter
         self.carrier = Carrier(self.clock)
 
     def next_epoch(self) -> Epoch:

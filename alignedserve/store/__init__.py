@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from alignedserve.store.base import (
-    STAGES,
-    Lease,
-    LeaseLost,
-    LeaseState,
-    Stage,
-    Store,
-    StoreAway,
-    StoreFull,
-    StoreLimits,
-    TooManyJobs,
-)
+from alignedserve.store.base import STAGES, Stage, Store, StoreFull, StoreLimits, TooManyJobs
 from alignedserve.store.contents import Contents, ContentsInStore
-from alignedserve.store.conversations import ConversationHead, ConversationStore, NewItems
 from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
 from alignedserve.store.homes import BrokenOff
+from alignedserve.store.homes.base import StoreAway
 from alignedserve.store.records import (
     FileId,
     FileRecord,
     JobId,
     JobRecord,
+    Lease,
+    LeaseLost,
+    LeaseState,
     LineResult,
     PlacedInput,
     Problem,
@@ -32,7 +24,10 @@ from alignedserve.store.records import (
 )
 from alignedserve.store.responses import (
     ConversationFull,
+    ConversationHead,
     ConversationId,
+    ConversationStore,
+    NewItems,
     Part,
     ResponseGone,
     ResponseHead,

@@ -20,13 +20,22 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
-
-if TYPE_CHECKING:
-    from alignedserve.store.deliveries import Delivery, DeliveryStore
-    from alignedserve.store.responses import ResponseStore
+from alignedserve.store.deliveries import Delivery, DeliveryStore
+from alignedserve.store.records import (
+    FileId,
+    FileRecord,
+    JobId,
+    JobRecord,
+    Lease,
+    LeaseState,
+    LineResult,
+    Order,
+    Purpose,
+    Tally,
+)
+from alignedserve.store.responses import ResponseStore
 
 # Seconds after its last chunk until an uncommitted file is deleted.
 UNCOMMITTED_S = 3600
@@ -37,7 +46,6 @@ NUM_AT_A_TIME = 64
 # The most bytes of results that are fetched at once.
 RESULT_BYTES = 4 << 20
 
-Order = Literal["asc", "desc"]
 # The next stage of an open job: validate its file, answer its lines, or end it.
 Stage = Literal["validate", "run", "end"]
 STAGES: tuple[Stage, ...] = ("validate", "run", "end")
@@ -48,14 +56,6 @@ STATUSES: dict[Stage, tuple[str, ...]] = {
     "run": ("in_progress",),
     "end": ("cancelling", "finalizing"),
 }
-
-
-class StoreAway(Exception):
-    """The store can't be reached now."""
-
-
-class LeaseLost(Exception):
-    """Another gateway, or none, holds the job now."""
 
 
 class StoreFull(Exception):
@@ -96,20 +96,6 @@ class StoreLimits:
         if is_owners:
             return TooManyJobs(f"you have {self.max_open_jobs_of_owner} open batches, which is the limit")
         return TooManyJobs(f"there are {self.max_open_jobs} open batches, which is the limit")
-
-
-@dataclass(frozen=True)
-class Lease:
-    job_id: JobId
-    # Unique among all leases of a job.
-    token: str
-
-    def lost(self) -> LeaseLost:
-        return LeaseLost(f"job {self.job_id}: lease {self.token} is lost")
-
-
-# The state of a lease at its renewal.
-LeaseState = Literal["lost", "held", "cancelling"]
 
 
 @dataclass(frozen=True)

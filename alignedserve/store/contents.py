@@ -21,8 +21,9 @@ import re
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from alignedserve.store.base import UNCOMMITTED_S, Store, StoreAway
+from alignedserve.store.base import UNCOMMITTED_S, Store
 from alignedserve.store.homes import WatchedHome, Writer
+from alignedserve.store.homes.base import StoreAway
 from alignedserve.store.records import FileId, FileRecord, new_file_id
 
 # Bytes per chunk; only the last one may have fewer. It is large enough to save round trips and small enough for memory.

@@ -12,7 +12,7 @@ from typing import NewType
 
 import msgspec
 
-from alignedserve.store.base import Lease
+from alignedserve.store.records import Lease
 
 DeliveryId = NewType("DeliveryId", str)
 

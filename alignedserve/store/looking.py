@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from alignedserve.store.base import StoreAway
+from alignedserve.store.homes.base import StoreAway
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The stored records. Times are seconds since 1970, as in OpenAI's objects.
+"""The stored records, and leases of the work on them. Times are seconds since 1970, as in OpenAI's objects.
 
 A record is replaced only if its bytes are unchanged since it was read. `omit_defaults` keeps them equal when a field is
 added.
@@ -7,6 +7,7 @@ added.
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import Literal, NewType
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 FileId = NewType("FileId", str)
 JobId = NewType("JobId", str)
 
+Order = Literal["asc", "desc"]
 Purpose = Literal["batch", "batch_output"]
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -151,3 +153,21 @@ class LineResult(msgspec.Struct, frozen=True):
     # Size of the line in the input file.
     num_line_bytes: int = 0
     ending: Ending | None = None
+
+
+class LeaseLost(Exception):
+    """Another gateway, or none, holds the job now."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    job_id: JobId
+    # Unique among all leases of a job.
+    token: str
+
+    def lost(self) -> LeaseLost:
+        return LeaseLost(f"job {self.job_id}: lease {self.token} is lost")
+
+
+# The state of a lease at its renewal.
+LeaseState = Literal["lost", "held", "cancelling"]

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
 from alignedserve.store import scripts
-from alignedserve.store.base import StoreAway
+from alignedserve.store.homes.base import StoreAway
 from alignedserve.store.liveness import Liveness
 from alignedserve.store.redis_pool import RedisPool
 

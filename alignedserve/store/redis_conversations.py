@@ -11,14 +11,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from alignedserve.store import conversation_scripts as scripts
-from alignedserve.store.base import NUM_AT_A_TIME, Order
-from alignedserve.store.conversations import (
-    ConversationHead,
-    ConversationStore,
-    NewItems,
-)
+from alignedserve.store.base import NUM_AT_A_TIME
+from alignedserve.store.records import Order
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
-from alignedserve.store.responses import ConversationId, ItemPage, Pieces, ResponseGone, Span
+from alignedserve.store.responses import (
+    ConversationHead,
+    ConversationId,
+    ConversationStore,
+    ItemPage,
+    NewItems,
+    Pieces,
+    ResponseGone,
+    Span,
+)
 
 
 class RedisConversations(RedisParts, ConversationStore):

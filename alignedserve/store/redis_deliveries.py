@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.store.base import Lease
 from alignedserve.store.deliveries import MAX_PENDING, Delivery, DeliveryStore
-from alignedserve.store.records import JobId
+from alignedserve.store.records import JobId, Lease
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.scripts import PREFIX, RELEASE, TAKE
 

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from alignedserve.store.base import Lease, StoreAway, StoreLimits
+from alignedserve.store.base import StoreLimits
+from alignedserve.store.homes.base import StoreAway
+from alignedserve.store.records import Lease
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.responses import ConversationFull, Pieces, ResponseGone
 from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST, TOO_MANY_ITEMS

@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from alignedserve.store.base import NUM_AT_A_TIME, Lease, LeaseState, Order
-from alignedserve.store.conversations import ConversationStore
+from alignedserve.store.base import NUM_AT_A_TIME
 from alignedserve.store.deliveries import Delivery
-from alignedserve.store.records import JobId
+from alignedserve.store.records import JobId, Lease, LeaseState, Order
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_deliveries import delivery_args
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
@@ -27,6 +26,7 @@ from alignedserve.store.response_scripts import (
     TAKE,
 )
 from alignedserve.store.responses import (
+    ConversationStore,
     ItemPage,
     Part,
     Pieces,

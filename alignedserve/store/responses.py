@@ -1,4 +1,5 @@
-"""Stored responses. OpenAI's Responses API keeps a conversation for its next turn, and can answer in the background.
+"""Stored responses and conversations. OpenAI's Responses API keeps a conversation for its next turn, and can answer in
+the background.
 
 A response has a small head, and parts of any size that are read in pieces when they are needed. A part never changes.
 
@@ -11,15 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NewType, Self
+from typing import Any, Final, Literal, NewType, Self
 
 import msgspec
 
-from alignedserve.store.base import Lease, LeaseState, Order
 from alignedserve.store.deliveries import Delivery
-
-if TYPE_CHECKING:
-    from alignedserve.store.conversations import ConversationStore
+from alignedserve.store.records import Lease, LeaseState, Order
 
 ResponseId = NewType("ResponseId", str)
 
@@ -52,7 +50,7 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     expires_at: int
     # The previous response of the conversation.
     previous_id: ResponseId | None = None
-    # The conversation object that it belongs to (conversations.py).
+    # The conversation object that it belongs to.
     conversation_id: ConversationId | None = None
     is_background: bool = False
     # Responses in the conversation up to and including this one.
@@ -194,3 +192,98 @@ class ResponseStore(ABC):
     async def begin(self, lease: Lease) -> int:
         """Records that the response begins. Returns how often it had begun when another holder took it without a
         release by the one before: the response may have killed that gateway. Raises LeaseLost."""
+
+
+# ---- conversations ---------------------------------------------------------------------------------------------------
+
+# Calls, and responses when they end, add items to a conversation.
+#
+# The items are one part, which is read in pieces: comma-separated JSON. New items are appended. A deleted item leaves a
+# gap. When there are many gaps, the part is rewritten, with another layout. Positions apply to one layout.
+
+
+@dataclass(frozen=True)
+class ConversationHead:
+    id: ConversationId
+    # The owner (gateway/http/keys.py); "" if no keys are required.
+    owner: str
+    # Seconds since 1970.
+    created_at: int
+    # OpenAI's object as JSON.
+    state: bytes
+    # How often its items were rewritten.
+    layout: int = 0
+    num_items: int = 0
+    # Ranges of items in the part. Commas separate the items in each.
+    spans: Sequence[Span] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes of all items and the commas between them."""
+        return sum(end - begin for begin, end in self.spans) + max(0, len(self.spans) - 1)
+
+
+@dataclass(frozen=True)
+class NewItems:
+    # Comma-separated JSON.
+    items: Pieces = ()
+    # A line per item: the position where it ends, and its id as JSON.
+    index: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.items)) + len(self.index)
+
+
+class ConversationStore(ABC):
+    @abstractmethod
+    async def add(self, head: ConversationHead, new: NewItems, expires_at: int) -> None:
+        """Adds a conversation with these items. Raises StoreFull."""
+
+    @abstractmethod
+    async def head(self, conversation_id: ConversationId) -> ConversationHead | None: ...
+
+    @abstractmethod
+    def pieces(self, head: ConversationHead, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Yields the bytes of items between two positions, piece by piece. Raises ResponseGone if the conversation or
+        its layout no longer exists."""
+
+    @abstractmethod
+    async def item_page(
+        self, head: ConversationHead, after: bytes | None, limit: int, order: Order
+    ) -> ItemPage | None:
+        """See ResponseStore. Raises ResponseGone, also for another layout."""
+
+    @abstractmethod
+    async def item(self, head: ConversationHead, name: bytes) -> Span | None:
+        """Returns the position of the first item with this id, given as JSON. Raises ResponseGone, also for another
+        layout."""
+
+    @abstractmethod
+    async def put_state(self, head: ConversationHead, state: bytes) -> None:
+        """Replaces the state. Does nothing if the conversation no longer exists. Raises StoreFull."""
+
+    @abstractmethod
+    async def append(
+        self,
+        head: ConversationHead,
+        new: Sequence[NewItems],
+        name: str,
+        expires_at: int,
+        max_items: int,
+        max_bytes: int,
+    ) -> bool:
+        """Adds all items atomically. A repetition with the same `name` within minutes adds nothing. Returns False if
+        the conversation no longer exists. Raises StoreFull, and ConversationFull if it would exceed `max_items` or
+        `max_bytes`."""
+
+    @abstractmethod
+    async def delete_item(self, head: ConversationHead, name: bytes) -> None:
+        """Deletes all items with this id, given as JSON. A reference has the id of its item."""
+
+    @abstractmethod
+    async def delete(self, head: ConversationHead) -> None: ...
+
+    @abstractmethod
+    async def drop_expired(self, now: float) -> None:
+        """Deletes some expired conversations."""

@@ -36,7 +36,7 @@ class Pieces(Protocol):
     def flush(self) -> str: ...
 
 
-class Vocabulary(Protocol):
+class TokenTables(Protocol):
     """The methods of a Tokenizer that are used here."""
 
     @property
@@ -47,7 +47,7 @@ class Vocabulary(Protocol):
 
 
 class IncrementalDetokenizer:
-    def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: TokenTables, skip_special_tokens: bool = True) -> None:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._pieces = tokenizer.detokenizer_tables.new_pieces()
 

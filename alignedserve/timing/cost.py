@@ -54,12 +54,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Read from JSON: see cost_presets.py."""
 
 
-class Line(Record, frozen=True):
+class LinearCost(Record, frozen=True):
     fixed_s: float
     token_s: float
 
 
-class Channel(Record, frozen=True):
+class CopyChannel(Record, frozen=True):
     """Makes one copy at a time."""
 
     latency_s: float
@@ -71,16 +71,16 @@ class Channel(Record, frozen=True):
 
 class Channels(Record, frozen=True):
     # From a prefill or decode instance to the pool.
-    save: Channel
+    save: CopyChannel
     # From the pool to a prefill instance.
-    stage: Channel
+    stage: CopyChannel
     # From a prefill to a decode instance (NVLink).
-    admit: Channel
+    admit: CopyChannel
     # From the pool to a decode instance (PCIe).
-    fetch: Channel
+    fetch: CopyChannel
 
 
-class Host(Record, frozen=True):
+class HostResources(Record, frozen=True):
     """Resources that the instances of one host share, beside their own channels."""
 
     gpus_per_instance: int = 1
@@ -102,7 +102,7 @@ class ExpertCounts(Record, frozen=True):
 
 
 # The channels of a cost model without measured copies: they take no time.
-_FREE = Channel(0.0, 1e15)
+_FREE = CopyChannel(0.0, 1e15)
 FREE_COPIES = Channels(_FREE, _FREE, _FREE, _FREE)
 
 
@@ -117,13 +117,13 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     prefill_token_s: float
     # Seconds per pair of a token and one before it.
     prefill_attention_s: float
-    decode_lines: list[Line]
+    decode_lines: list[LinearCost]
     # Seconds per token of KV when the whole device reads.
     decode_attention_s: float
     # Sequences with which a plain kernel makes the whole device read.
     num_filling: float
     channels: Channels
-    host: Host = Host()
+    host: HostResources = HostResources()
     attention: Attention = "balanced"
     # Seconds per token of KV that a chunk attends to, its own included, in addition to its computation.
     prefill_context_s: float = 0.0

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport import cuda
 from alignedserve.transport.runs import Run, Tail
 
@@ -56,36 +55,6 @@ class Copier(Protocol):
         """
 
     def close(self) -> None: ...
-
-
-def make_copier(
-    parts: Sequence[torch.Tensor],
-    pool: NDArray[np.uint8],
-    num_threads: int = 1,
-    pool_format: BlockFormat | None = None,
-) -> Copier:
-    """`parts`: the blocks per rank. `pool_format`: the format of the pool's blocks; None if it is the cache's."""
-    make, part_bytes, where = _plain_copier, parts[0][0].nbytes, "in the cache"
-    if pool_format is not None and pool_format.encoding == "kv-int8":
-        # Imported here because plain copies need no kernel.
-        from alignedserve.kernels.kv_int8 import stored_bytes
-        from alignedserve.transport.int8_copiers import make_int8_copier
-
-        make, part_bytes, where = make_int8_copier, stored_bytes(parts[0]), "when stored as int8"
-    if pool.shape[1:] != (len(parts) * part_bytes,):
-        raise RuntimeError(
-            f"blocks of {len(parts) * part_bytes} bytes {where}, of shape {pool.shape[1:]} in the pool"
-        )
-    pieces = [pool[:, first : first + part_bytes] for first in range(0, pool.shape[1], part_bytes)]
-    copiers = [make(part, piece, num_threads) for part, piece in zip(parts, pieces, strict=True)]
-    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, pool.shape[1])
-    return PinningCopier(copier, pool) if parts[0].is_cuda else copier
-
-
-def _plain_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:
-    if blocks.is_cuda:
-        return CudaCopier(blocks, pool.ctypes.data, pool.strides[0])
-    return HostCopier(blocks, pool, num_threads)
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
 
 
-class Driver:
+class CudaDriver:
     def __init__(self, library: str = "libcuda.so.1") -> None:
         driver = ctypes.CDLL(library)
         # CUdeviceptr has 64 bits. The suffixes are those of cuda.h since CUDA 3.2 and 11.0.

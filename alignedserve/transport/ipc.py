@@ -28,7 +28,7 @@ def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
     if not blocks.is_cuda:
         return shared_memory.describe(blocks)
     cuda.use(blocks.device)
-    return cuda_ipc.Driver().describe(blocks.data_ptr(), blocks.nbytes)
+    return cuda_ipc.CudaDriver().describe(blocks.data_ptr(), blocks.nbytes)
 
 
 class IpcSender:
@@ -91,7 +91,7 @@ class IpcReceiver:
             theirs = shared_memory.attach(memory).reshape(-1, part.shape[1])
             return HostCopier(part, theirs, NUM_THREADS)
         cuda.use(part.device)
-        driver = cuda_ipc.Driver()
+        driver = cuda_ipc.CudaDriver()
         base = driver.map(memory)
         self._open_things.callback(_unmap, driver, base)
         return CudaCopier(part, base + memory.offset)
@@ -104,7 +104,7 @@ def _check_alike(memory: HostMemory | DeviceMemory, part: torch.Tensor) -> None:
         raise ConnectionError(f"the sender has {memory.num_bytes} bytes, in blocks of {part.shape[1]}")
 
 
-def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
+def _unmap(driver: cuda_ipc.CudaDriver, base: int) -> None:
     """Unmaps the memory. An error is only logged: the sender may be gone, and this must not delay the outcome of a
     pull."""
     try:

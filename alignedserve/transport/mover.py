@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
-from alignedserve.transport.copiers import DIRECTIONS, Direction, make_copier
+from alignedserve.transport.copiers import (
+    DIRECTIONS,
+    Copier,
+    CudaCopier,
+    Direction,
+    HostCopier,
+    PartsCopier,
+    PinningCopier,
+)
 from alignedserve.transport.runs import Pairs, Run, Tail, check_blocks, merge, tail_of
 from alignedserve.types import Epoch, RequestKey
 
@@ -30,7 +38,7 @@ _URGENT, _PLAIN, _LAST = range(3)
 
 
 @dataclass
-class _Job:
+class _CopyJob:
     transfer: TransferId
     what: Direction
     key: RequestKey
@@ -66,7 +74,7 @@ class Mover:
         self._completions = completions
         self._clock = clock
         self._quick_bytes = quick_bytes
-        self._pending: dict[TransferId, _Job] = {}
+        self._pending: dict[TransferId, _CopyJob] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._lanes = [_Lane(self._carry_out) for _ in range(self._copier.num_lanes)]
@@ -129,7 +137,7 @@ class Mover:
     ) -> TransferId:
         check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
         check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
-        job = _Job(
+        job = _CopyJob(
             transfer=self._ids.next(),
             what=what,
             key=key,
@@ -150,11 +158,11 @@ class Mover:
         return job.transfer
 
     @staticmethod
-    def _stop(jobs: list[_Job], reason: str) -> None:
+    def _stop(jobs: list[_CopyJob], reason: str) -> None:
         for job in jobs:
             job.stop_reason = reason
 
-    def _carry_out(self, job: _Job) -> None:
+    def _carry_out(self, job: _CopyJob) -> None:
         begun_s = time.perf_counter()
         try:
             self._copier.copy(
@@ -170,7 +178,7 @@ class Mover:
         outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
         self._completions.post(job.done, outcome)
 
-    def _reason_to_stop(self, job: _Job) -> str | None:
+    def _reason_to_stop(self, job: _CopyJob) -> str | None:
         if job.stop_reason is None and self._clock() >= job.deadline_s:
             job.stop_reason = "its deadline passed"
         return job.stop_reason
@@ -179,14 +187,14 @@ class Mover:
 class _Lane:
     """A thread and its jobs: urgent ones first, others in order."""
 
-    def __init__(self, carry_out: Callable[[_Job], None]) -> None:
-        self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
+    def __init__(self, carry_out: Callable[[_CopyJob], None]) -> None:
+        self._jobs: queue.PriorityQueue[tuple[int, int, _CopyJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._carry_out = carry_out
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
 
-    def put(self, job: _Job, is_urgent: bool) -> None:
+    def put(self, job: _CopyJob, is_urgent: bool) -> None:
         self._jobs.put((_URGENT if is_urgent else _PLAIN, next(self._numbers), job))
 
     def _run(self) -> None:
@@ -197,3 +205,33 @@ class _Lane:
         """Returns when all queued jobs are done or stopped."""
         self._jobs.put((_LAST, next(self._numbers), None))
         self._thread.join()
+
+
+def make_copier(
+    parts: Sequence[torch.Tensor],
+    pool: NDArray[np.uint8],
+    num_threads: int = 1,
+    pool_format: BlockFormat | None = None,
+) -> Copier:
+    """`parts`: the blocks per rank. `pool_format`: the format of the pool's blocks; None if it is the cache's."""
+    make, part_bytes, where = _plain_copier, parts[0][0].nbytes, "in the cache"
+    if pool_format is not None and pool_format.encoding == "kv-int8":
+        # Imported here because plain copies need no kernel.
+        from alignedserve.kernels.kv_int8 import stored_bytes
+        from alignedserve.transport.int8_copiers import make_int8_copier
+
+        make, part_bytes, where = make_int8_copier, stored_bytes(parts[0]), "when stored as int8"
+    if pool.shape[1:] != (len(parts) * part_bytes,):
+        raise RuntimeError(
+            f"blocks of {len(parts) * part_bytes} bytes {where}, of shape {pool.shape[1:]} in the pool"
+        )
+    pieces = [pool[:, first : first + part_bytes] for first in range(0, pool.shape[1], part_bytes)]
+    copiers = [make(part, piece, num_threads) for part, piece in zip(parts, pieces, strict=True)]
+    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, pool.shape[1])
+    return PinningCopier(copier, pool) if parts[0].is_cuda else copier
+
+
+def _plain_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:
+    if blocks.is_cuda:
+        return CudaCopier(blocks, pool.ctypes.data, pool.strides[0])
+    return HostCopier(blocks, pool, num_threads)

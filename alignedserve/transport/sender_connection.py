@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PullJob:
     transfer: TransferId
     specs: Sequence[TransferSpec]
     deadline_s: float
@@ -80,7 +80,7 @@ class SenderConnection:
         self._ids = ids
         self._completions = completions
         self._setup_timeout_s = setup_timeout_s
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_PullJob] = deque()
         self._lock = threading.Lock()
         self._is_stopping = False
         # The channel belongs to the thread, but any thread may shut it.
@@ -93,7 +93,7 @@ class SenderConnection:
         """Pulls all blocks of the requests in one transfer, which fails as a whole. `timeout_s` counts from now."""
         for _, blocks in specs:
             check_blocks(blocks, len(self._parts[0]), "the KV cache")
-        job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
+        job = _PullJob(self._ids.next(), specs, time.monotonic() + timeout_s, done)
         with self._lock:
             if self.error is None:
                 self._jobs.append(job)
@@ -155,7 +155,7 @@ class SenderConnection:
             self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._transport}
         )
 
-    def _next_job(self, channel: Channel) -> _Job | None:
+    def _next_job(self, channel: Channel) -> _PullJob | None:
         with selectors.DefaultSelector() as selector:
             selector.register(channel.sock, selectors.EVENT_READ)
             selector.register(self._wake_fd, selectors.EVENT_READ)
@@ -166,7 +166,7 @@ class SenderConnection:
                 os.eventfd_read(self._wake_fd)
         return None if self._is_stopping else self._jobs[0]
 
-    def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | Denied | None:
+    def _carry_out(self, job: _PullJob, channel: Channel, end: ReceiverEnd) -> str | Denied | None:
         """Makes a pull. Returns why it failed if the connection can still be used, and raises if it can't."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
@@ -186,13 +186,13 @@ class SenderConnection:
         return None
 
     @staticmethod
-    def _check(job: _Job, granted: Granted) -> None:
+    def _check(job: _PullJob, granted: Granted) -> None:
         asked = [block for _, blocks in job.specs for block in blocks]
         offered = [block for run in granted.runs for block in range(run.here, run.here + run.num_blocks)]
         if asked != offered or any(run.num_blocks < 1 for run in granted.runs):
             raise ConnectionError(f"{len(asked)} blocks were asked for, {len(offered)} others were granted")
 
-    def _end(self, job: _Job, failure: str | Denied | None, took_s: float) -> None:
+    def _end(self, job: _PullJob, failure: str | Denied | None, took_s: float) -> None:
         with self._lock:
             self._jobs.popleft()
         if isinstance(failure, Denied):
@@ -210,7 +210,7 @@ class SenderConnection:
         for job in jobs:
             self._post(job, self.error)
 
-    def _post(self, job: _Job, error: str | None, took_s: float = 0.0, is_denied: bool = False) -> None:
+    def _post(self, job: _PullJob, error: str | None, took_s: float = 0.0, is_denied: bool = False) -> None:
         keys = tuple(key for key, _ in job.specs)
         num_blocks = sum(len(blocks) for _, blocks in job.specs)
         num_bytes = num_blocks * sum(part.shape[1] for part in self._parts)

@@ -12,7 +12,7 @@ from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.vopr.conditions import Conditions
@@ -26,8 +26,8 @@ SHORT_TICK_S, TICK_S = 0.05, 0.5
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
 
 
-def make_island(plan: Plan) -> tuple[Island, Conditions]:
-    island = Island(island_config(plan), clock=BoundedClock())
+def make_island(plan: Plan) -> tuple[SimIsland, Conditions]:
+    island = SimIsland(island_config(plan), clock=BoundedClock())
     world = island.world
     conditions = world.faults = Conditions(plan, world.clock)
     world.tick_s = SHORT_TICK_S if plan.is_short else TICK_S

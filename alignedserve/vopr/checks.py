@@ -10,7 +10,7 @@ from collections import Counter
 
 from alignedserve.protocol.messages import Abort, Offer, PrefillReport, Reserve, Submit, Tokens
 from alignedserve.router.events import Closed, Event, Received, Send, Tick
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.types import PoolBlockId, RequestKey
 from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.plan import Plan
@@ -20,7 +20,7 @@ class CountsAddUp:
     """Checks at every tick of the router that no block of the pool has two owners, that none is lost, and that counts
     match."""
 
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         self._island = island
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
@@ -80,7 +80,7 @@ class RealTimeFirst:
     def is_promised(plan: Plan) -> bool:
         return plan.policy == "priority" and not plan.num_colocated
 
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         self._island = island
         self._core: object = None
         self._is_rt: dict[RequestKey, bool] = {}

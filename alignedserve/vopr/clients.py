@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 
 from alignedserve.sim.gateway import SimGateway, Stream
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.vopr.build import make_request_of
 from alignedserve.vopr.failures import Broken
@@ -14,7 +14,7 @@ from alignedserve.vopr.history import Arrive
 
 
 class Clients(ABC):
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         self._island = island
 
     @abstractmethod
@@ -46,7 +46,7 @@ class DirectClients(Clients):
     # The allowed ends of a request. None is too long here.
     _ENDS = ("stop", "length", "abort", "lost")
 
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         super().__init__(island)
         self._gateways: dict[InstanceId, SimGateway] = {each.instance_id: each for each in island.gateways}
         self._of: dict[RequestKey, SimGateway] = {}

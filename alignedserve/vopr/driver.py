@@ -12,13 +12,24 @@ from msgspec.structs import replace
 from alignedserve.router.events import Event, Observer, Send
 from alignedserve.sim.clock import Clock
 from alignedserve.types import InstanceId
-from alignedserve.vopr.history import PEER, Action, Arrive, Ask, Batch, Cut, Hang, Kill, Late, kind_of
+from alignedserve.vopr.history import (
+    PEER,
+    Action,
+    Arrive,
+    Ask,
+    Disconnect,
+    Hang,
+    Kill,
+    Late,
+    SubmitJob,
+    kind_of,
+)
 from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.places import Visits
 from alignedserve.vopr.transitions import Seen, seen
 
 # Actions of clients, which also happen when everything is well.
-_ASKING = (Arrive, Ask, Batch)
+_ASKING = (Arrive, Ask, SubmitJob)
 
 
 class Driver(ABC):
@@ -92,7 +103,7 @@ def _at(action: Action, island: str, peer: InstanceId) -> Action:
     match action:
         case Kill(processes=downs):
             return replace(action, processes={named(each): down_s for each, down_s in downs.items()})
-        case Hang(process=process) | Cut(process=process) | Late(process=process):
+        case Hang(process=process) | Disconnect(process=process) | Late(process=process):
             return replace(action, process=named(process))
         case _:
             return action

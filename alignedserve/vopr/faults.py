@@ -10,7 +10,7 @@ from alignedserve.vopr.history import (
     PEER,
     ROUTER,
     Action,
-    Cut,
+    Disconnect,
     Drift,
     FailingCopies,
     Hang,
@@ -119,7 +119,7 @@ def _hang(random: Random, plan: Plan, when: When) -> Action:
 
 
 def _cut(random: Random, plan: Plan, when: When) -> Action:
-    return make(Cut, when, process=random.choice(plan.processes))
+    return make(Disconnect, when, process=random.choice(plan.processes))
 
 
 def _late(random: Random, plan: Plan, when: When) -> Action:
@@ -179,7 +179,7 @@ def _aimed_hang(random: Random, process: InstanceId, when: When) -> Action:
 
 def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
     """Cuts a connection. The router has none of its own, so its peer's is cut instead."""
-    return make(Cut, when, process=PEER if process == ROUTER else process)
+    return make(Disconnect, when, process=PEER if process == ROUTER else process)
 
 
 def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:

@@ -65,7 +65,7 @@ class Hang(Action, frozen=True, tag="hang"):
     seconds: float
 
 
-class Cut(Action, frozen=True, tag="cut"):
+class Disconnect(Action, frozen=True, tag="cut"):
     """A process's connection is lost, with everything on its way."""
 
     process: InstanceId
@@ -129,7 +129,7 @@ class Ask(Action, frozen=True, tag="ask"):
     is_back_after_s: float | None = None
 
 
-class Batch(Action, frozen=True, tag="batch"):
+class SubmitJob(Action, frozen=True, tag="batch"):
     """A client has a batch job: it uploads the file, watches the job, fetches the results and deletes the files."""
 
     key: RequestKey
@@ -166,7 +166,7 @@ class Disturb(Action, frozen=True, tag="disturb"):
     seconds: float = 0.0
 
 
-class StoreAway(Action, frozen=True, tag="store away"):
+class LoseStore(Action, frozen=True, tag="store away"):
     """A gateway can't reach the store; "": none can."""
 
     process: InstanceId
@@ -187,9 +187,9 @@ class StoreForgetful(Action, frozen=True, tag="store answers lost"):
     seconds: float
 
 
-OfClients = Arrive | Leave | Ask | Batch
-OfIslands = Kill | Hang | Cut | Late | FailingCopies | SlowCopies | Jump | Drift
-OfFronts = Stop | Regroup | Disturb | StoreAway | StoreSlow | StoreForgetful
+OfClients = Arrive | Leave | Ask | SubmitJob
+OfIslands = Kill | Hang | Disconnect | Late | FailingCopies | SlowCopies | Jump | Drift
+OfFronts = Stop | Regroup | Disturb | LoseStore | StoreSlow | StoreForgetful
 AnyAction = OfClients | OfIslands | OfFronts
 
 

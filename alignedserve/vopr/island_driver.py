@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from alignedserve.router.events import Event, Send
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import RouterProcess
+from alignedserve.sim.router import SimRouter
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.vopr.clients import Clients
 from alignedserve.vopr.conditions import Conditions
@@ -16,7 +16,7 @@ from alignedserve.vopr.history import (
     ROUTER,
     Action,
     Arrive,
-    Cut,
+    Disconnect,
     Drift,
     FailingCopies,
     Hang,
@@ -30,7 +30,9 @@ from alignedserve.vopr.launcher import Launcher
 
 
 class IslandDriver(Driver):
-    def __init__(self, island: Island, clients: Clients, launcher: Launcher, conditions: Conditions) -> None:
+    def __init__(
+        self, island: SimIsland, clients: Clients, launcher: Launcher, conditions: Conditions
+    ) -> None:
         super().__init__(island.world.clock, launcher)
         self._island = island
         self._clients = clients
@@ -71,7 +73,7 @@ class IslandDriver(Driver):
                 self._launcher.kill(action)
             case Hang():
                 self._launcher.hang(action)
-            case Cut(process=name):
+            case Disconnect(process=name):
                 self._island.world.processes[name].cut()
             case Late() | FailingCopies() | SlowCopies():
                 self._conditions.add(action)
@@ -82,5 +84,5 @@ class IslandDriver(Driver):
             case _:
                 raise ValueError(f"{action}: happens to whole systems only")
 
-    def _process(self, name: InstanceId) -> SimProcess | RouterProcess:
+    def _process(self, name: InstanceId) -> SimProcess | SimRouter:
         return self._island.router if name == ROUTER else self._island.world.processes[name]

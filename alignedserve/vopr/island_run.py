@@ -15,7 +15,7 @@ from alignedserve.vopr.history import ROUTER, Arrive, History
 from alignedserve.vopr.island_driver import IslandDriver
 from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.liveness import STANDSTILL_S, patience_s
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 
 # Seconds between two checks of the requests' progress.
 LOOK_S = 10.0
@@ -42,7 +42,7 @@ class IslandRun:
         router.observers.append(self._phases)
         self._driver = IslandDriver(self.island, self._clients, self._launcher, conditions)
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> RunOutcome:
         failure = None
         try:
             self._run()
@@ -51,7 +51,7 @@ class IslandRun:
         happened = self._driver.happened
         happened["fenced"] = self._launcher.num_fenced
         streams = self._clients.streams
-        return Outcome(
+        return RunOutcome(
             failure,
             self._clock.now,
             len(streams),

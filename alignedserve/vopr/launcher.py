@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.pool import PoolProcess
+from alignedserve.sim.pool import SimPool
 from alignedserve.types import InstanceId
 from alignedserve.vopr.history import ROUTER, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
@@ -21,7 +21,7 @@ _LEFT_AFTER = 1.4
 STOP_S, LOOK_S = 45.0, 0.5
 
 
-class Process(Protocol):
+class LaunchedProcess(Protocol):
     @property
     def is_up(self) -> bool: ...
 
@@ -37,7 +37,7 @@ class Process(Protocol):
     def wake_up(self) -> None: ...
 
 
-class Stoppable(Process, Protocol):
+class Stoppable(LaunchedProcess, Protocol):
     def stop(self) -> None: ...
 
 
@@ -46,8 +46,8 @@ class Launcher:
         self,
         clock: Clock,
         plan: Plan,
-        processes: Mapping[InstanceId, Process],
-        pools: Sequence[PoolProcess],
+        processes: Mapping[InstanceId, LaunchedProcess],
+        pools: Sequence[SimPool],
         stoppable: Mapping[InstanceId, Stoppable] | None = None,
     ) -> None:
         self.processes = processes

@@ -9,7 +9,7 @@ from alignedserve.vopr.failures import Failure
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     failure: Failure | None
     # In virtual seconds.
     duration_s: float

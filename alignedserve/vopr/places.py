@@ -13,7 +13,7 @@ from random import Random
 
 from alignedserve.sim.clock import Clock
 from alignedserve.types import InstanceId
-from alignedserve.vopr.history import PEER, ROUTER, Action, Cut, Disturb, Hang, Kill, Stop
+from alignedserve.vopr.history import PEER, ROUTER, Action, Disconnect, Disturb, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.transitions import OF_POOL, TRANSITIONS, Seen, transitions_of
 
@@ -90,7 +90,7 @@ def _struck(action: Action) -> Iterator[tuple[InstanceId, str]]:
             yield process, "dies"
         case Hang(process=process):
             yield process, "hangs"
-        case Cut(process=process) | Disturb(process=process):
+        case Disconnect(process=process) | Disturb(process=process):
             yield process, "is cut off"
         case _:
             pass

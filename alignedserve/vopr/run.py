@@ -14,7 +14,7 @@ from alignedserve.vopr.front_end.faults import make_front_faults
 from alignedserve.vopr.front_end.whole_run import WholeRun
 from alignedserve.vopr.history import Action, AnyAction, History
 from alignedserve.vopr.island_run import IslandRun
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import ALL_AIMS
 from alignedserve.vopr.plan import make_plan
 
@@ -33,7 +33,7 @@ def history_of(
     return History(plan, cast(list[AnyAction], sorted(actions, key=lambda action: action.at_s)))
 
 
-def run(history: History, open_log: OpenLog | None = None) -> Outcome:
+def run(history: History, open_log: OpenLog | None = None) -> RunOutcome:
     return (WholeRun if history.plan.front else IslandRun)(history, open_log)()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from alignedserve.vopr.history import History
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import Aims
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.run import run
@@ -25,7 +25,7 @@ Make = Callable[[int, Sequence[str]], History]
 class Tried:
     seed: int
     aims: tuple[str, ...]
-    outcome: Outcome
+    outcome: RunOutcome
 
 
 # The distance between a seed and the seeds with visits that determine its aims: all up to this many before it. It does

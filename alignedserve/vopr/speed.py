@@ -3,7 +3,7 @@ Copies take as long in proportion as the plan says."""
 
 from __future__ import annotations
 
-from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+from alignedserve.timing.cost import Channels, CopyChannel, CostModel, LinearCost
 from alignedserve.vopr.plan import Plan
 
 KV_BYTES_PER_TOKEN = 1 << 20
@@ -15,7 +15,7 @@ def prefill_token_s(plan: Plan) -> float:
 
 def cost_of(plan: Plan) -> CostModel:
     copy_s = max(plan.copy_iterations * plan.iteration_s, 1e-6)
-    channel = Channel(1e-5, 100 * KV_BYTES_PER_TOKEN / copy_s)
+    channel = CopyChannel(1e-5, 100 * KV_BYTES_PER_TOKEN / copy_s)
     return CostModel(
         source="made up",
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
@@ -23,7 +23,7 @@ def cost_of(plan: Plan) -> CostModel:
         prefill_fixed_s=0.3 * plan.iteration_s,
         prefill_token_s=prefill_token_s(plan),
         prefill_attention_s=1e-6 * plan.iteration_s,
-        decode_lines=[Line(plan.iteration_s, 0.01 * plan.iteration_s)],
+        decode_lines=[LinearCost(plan.iteration_s, 0.01 * plan.iteration_s)],
         decode_attention_s=1e-5 * plan.iteration_s,
         num_filling=1.0,
         channels=Channels(save=channel, stage=channel, admit=channel, fetch=channel),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import PLACES
 
 # Actions that are not faults.
@@ -16,7 +16,7 @@ _NUM_SELDOM = 8
 
 
 @dataclass
-class Tally:
+class RunTally:
     num_seeds: int = 0
     virtual_s: float = 0.0
     num_requests: int = 0
@@ -28,7 +28,7 @@ class Tally:
     # How many seeds have visited each place.
     visited: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunOutcome) -> None:
         self.num_seeds += 1
         self.virtual_s += outcome.duration_s
         self.num_requests += outcome.num_requests

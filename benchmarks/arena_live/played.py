@@ -13,7 +13,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.world import Overhead
 from alignedserve.text.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ def _scenario(cost: CostModel, layout: Layout, policy: str, overhead: Overhead, 
         max_num_seqs=NUM_SLOTS,
         max_model_len=MAX_TOKENS,
         pool_bytes=POOL_BYTES,
-        slo=Slo(ttft_s),
+        slo=Objectives(ttft_s),
         scheduling=SchedulingConfig(policy),
         overhead=overhead,
         is_checked=False,

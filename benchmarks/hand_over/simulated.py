@@ -21,7 +21,7 @@ from alignedserve.protocol.messages import Moved
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, LognormalLengths, poisson_arrivals
 from alignedserve.timing.cost import Attention
@@ -124,7 +124,7 @@ def measure(case: Case, way: str, seconds: float) -> Row:
     return row(case, way, island, end_s)
 
 
-def row(case: Case, way: str, island: Island, end_s: float) -> Row:
+def row(case: Case, way: str, island: SimIsland, end_s: float) -> Row:
     real_time = [each for each in island.streams if each.request.tier == "rt" and len(each.times_s) > 1]
     gaps_s = [_gaps_s(each) for each in real_time]
     all_gaps_s = [gap_s for each in gaps_s for gap_s in each]
@@ -152,7 +152,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def _num_handed_over(island: Island) -> int:
+def _num_handed_over(island: SimIsland) -> int:
     core = island.router.core
     return (
         sum(core.state.counters.of(each.instance_id).num_handed_over for each in island.prefills)
@@ -161,7 +161,7 @@ def _num_handed_over(island: Island) -> int:
     )
 
 
-def _num_bytes(island: Island, what: str) -> int:
+def _num_bytes(island: SimIsland, what: str) -> int:
     core = island.router.core
     moved = [core.state.counters.of(each.instance_id).moved for each in island.instances] if core else []
     return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)

@@ -21,8 +21,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *(
             f"alignedserve/gateway/http/{name}.py"
             for name in (
-                "auth_limits",
-                "callers",
+                "access",
                 "connection",
                 "connections",
                 "framing",

@@ -19,7 +19,7 @@ from alignedserve.scheduling.policies.sarathi import Sarathi
 from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.sim.foresight import GSM8K_ERROR, Roughly
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.report import Slo, latency_of
+from alignedserve.sim.report import Objectives, latency_of
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.estimate import Estimate
@@ -58,7 +58,7 @@ HOW = (
     f"of {CHUNK} tokens and compute again what they preempt"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
-NEVER = Slo(1e9, 1e9)
+NEVER = Objectives(1e9, 1e9)
 
 
 # ---- without one of the three methods -------------------------------------------------------------------------------

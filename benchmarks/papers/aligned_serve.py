@@ -18,7 +18,7 @@ from alignedserve.scheduling.policies.aligned.router import batches
 from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.sim.executor import SimIteration
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths, read_azure_trace
 from alignedserve.timing.cost import Attention
@@ -336,10 +336,10 @@ class PausedWorker(DecodeWorker):
 
 
 class Paused(Scenario):
-    def island(self) -> Island:
+    def island(self) -> SimIsland:
         island = super().island()
         for each in island.decodes:
-            each.worker_class = PausedWorker  # type: ignore[attr-defined]
+            each.worker_class = PausedWorker
         return island
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED
 from alignedserve.sim.goodput import find_goodput
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from benchmarks.papers import timed
@@ -36,15 +36,15 @@ SETUP = "OPT-13B, 30B and 66B on A100 40 GB (4.3); TTFT and p99 TBT within Table
 @dataclass(frozen=True)
 class Application:
     dataset: Dataset
-    slo: Slo
+    slo: Objectives
     # Requests per second that every policy can sustain.
     first_rate: float
 
 
 APPLICATIONS = {
-    "sharegpt": Application(SHAREGPT, Slo(1.0, 1.0), 1.5),
-    "humaneval": Application(HUMANEVAL, Slo(0.5, 0.5), 6.0),
-    "longbench": Application(LONGBENCH_APT, Slo(4.0, 1.0), 0.6),
+    "sharegpt": Application(SHAREGPT, Objectives(1.0, 1.0), 1.5),
+    "humaneval": Application(HUMANEVAL, Objectives(0.5, 0.5), 6.0),
+    "longbench": Application(LONGBENCH_APT, Objectives(4.0, 1.0), 0.6),
 }
 
 
@@ -55,7 +55,7 @@ class System:
     # The most tokens in an iteration; None: as many as elsewhere.
     num_tokens: int | None = None
 
-    def scenario(self, slo: Slo) -> Scenario:
+    def scenario(self, slo: Objectives) -> Scenario:
         base = colocated(with_memory(ONE_GPU, 1, 40e9), slo)
         config = scheduling(self.policy, preemption_mode=self.preemption_mode)
         num_tokens = self.num_tokens or base.max_num_batched_tokens
@@ -76,7 +76,7 @@ def with_hidden_cache(base: Scenario) -> Scenario:
     return replace(base, cost=structs.replace(base.cost, num_kv_tokens=num_kv_tokens), hidden_cache=True)
 
 
-def attainment(system: System, slo: Slo, arrivals: list[Arrival]) -> float:
+def attainment(system: System, slo: Objectives, arrivals: list[Arrival]) -> float:
     return attained(system.scenario(slo), arrivals)
 
 
@@ -313,7 +313,7 @@ def measure_planning(size: Size, seed: int) -> Mapping[str, Numbers]:
     """The overload makes more and more requests wait. Candidates are the waiting and the running requests."""
     arrivals = SHAREGPT.arrivals(2000, 20.0, seed)
     plans = timed.plans_of(
-        System(timed.policy_name(timed.TimedApt)).scenario(Slo(1.0, 1.0)), arrivals, until_s=100.0
+        System(timed.policy_name(timed.TimedApt)).scenario(Objectives(1.0, 1.0)), arrivals, until_s=100.0
     )
     found = {}
     for number in PLAN_MS:

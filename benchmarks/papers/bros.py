@@ -12,8 +12,8 @@ from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.scheduling.policies.bros import Bros, BrosDecode
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.lifetime import Iteration
-from alignedserve.sim.report import Slo
+from alignedserve.sim.lifetime import DecodeIteration
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.timing.estimate import Estimate
 from benchmarks.papers import timed
@@ -31,7 +31,7 @@ from benchmarks.papers.hybrid import beside_jobs
 from benchmarks.papers.machines import FITS, TWO_GPUS, colocated, scheduling, with_memory
 from benchmarks.papers.verdict import NOISE, Verdict, amount, at_most, gain, together
 
-SLO = Slo(0.4, 0.2)
+SLO = Objectives(0.4, 0.2)
 DATASETS = {"sharegpt": SHAREGPT, "lmsys": LMSYS}
 # Requests per second. At the highest of them RT alone still keeps its objectives, so that BE can have the rest.
 RATES = (3.0, 6.0, 9.0)
@@ -371,7 +371,7 @@ def measure_overhead(size: Size, seed: int) -> Mapping[str, Numbers]:
     mixed = sorted([*arrivals, *(replace(each, tier="be") for each in jobs)], key=lambda each: each.time_s)
     made = System(timed.policy_name(timed.TimedBros)).scenario()
     plans = timed.plans_of(made, mixed, until_s=window_s)
-    ran: list[Iteration] = iterations(made.simulate(mixed, until_s=window_s).lifetimes)
+    ran: list[DecodeIteration] = iterations(made.simulate(mixed, until_s=window_s).lifetimes)
     iteration_s, plan_s = fmean(each.duration_s for each in ran), fmean(each.seconds for each in plans)
     return {
         "overhead": {

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.lifetime import Iteration, Lifetimes
+from alignedserve.sim.lifetime import DecodeIteration, Lifetimes
 from alignedserve.sim.model import num_output_tokens
 from alignedserve.sim.report import latency_of
 
@@ -50,11 +50,11 @@ def share_of_tpot(streams: Sequence[Stream], tpot: float) -> float:
     return fmean(stream.is_complete and latency_of(stream).tpot_s <= tpot for stream in streams)
 
 
-def iterations(lifetimes: Lifetimes) -> list[Iteration]:
+def iterations(lifetimes: Lifetimes) -> list[DecodeIteration]:
     return [each for all_of_one in lifetimes.iterations.values() for each in all_of_one]
 
 
-def loaded(lifetimes: Lifetimes) -> list[Iteration]:
+def loaded(lifetimes: Lifetimes) -> list[DecodeIteration]:
     """Returns the iterations up to the last admission, because batches only shrink after it."""
     last_s = max(lifetimes.times("admitted"), default=float("inf"))
     return [each for each in iterations(lifetimes) if each.end_s <= last_s]
@@ -68,5 +68,5 @@ def tokens_between(streams: Sequence[Stream], begin_s: float, end_s: float) -> i
     return sum(begin_s <= time_s < end_s for stream in streams for time_s in stream.times_s)
 
 
-def median_batch(all_of_them: Sequence[Iteration]) -> float:
+def median_batch(all_of_them: Sequence[DecodeIteration]) -> float:
     return quantile([each.num_tokens for each in all_of_them], 0.5)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 from alignedserve.cli.predict_lengths import WORDS, _demo_tasks, _read
-from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.evaluate import evaluate
-from alignedserve.lengths.predictor import Predictor
+from alignedserve.lengths.predictor import Predictor, make_encoder
 from benchmarks.papers.claim import Numbers, Size
 
 NUM_ANSWERS = 5000

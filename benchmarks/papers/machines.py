@@ -11,13 +11,13 @@ from math import inf
 from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
-from alignedserve.timing.cost import CostModel, Line
+from alignedserve.timing.cost import CostModel, LinearCost
 from alignedserve.timing.cost_presets import load_cost_model
 
 # Without deadlines: no policy hurries, and nothing is judged.
-NEVER = Slo(inf, inf)
+NEVER = Objectives(inf, inf)
 ONE_GPU, TWO_GPUS = "opt-13b/a100-80gb", "opt-13b/a100-80gb-tp2"
 FITS = "DistServe's published fits of OPT-13B on A100"
 # Bytes of OPT-13B's weights, and the share of GPU memory that vLLM uses by default.
@@ -38,7 +38,7 @@ def with_kv(name: str, kv_bytes: float) -> CostModel:
 
 def slower(cost: CostModel, times: float) -> CostModel:
     """Returns the model of a device on which every iteration takes `times` as long."""
-    lines = [Line(line.fixed_s * times, line.token_s * times) for line in cost.decode_lines]
+    lines = [LinearCost(line.fixed_s * times, line.token_s * times) for line in cost.decode_lines]
     return replace(
         cost,
         prefill_fixed_s=cost.prefill_fixed_s * times,
@@ -50,7 +50,7 @@ def slower(cost: CostModel, times: float) -> CostModel:
 
 
 def colocated(
-    cost: CostModel, slo: Slo = NEVER, num_instances: int = 1, max_model_len: int = 4096
+    cost: CostModel, slo: Objectives = NEVER, num_instances: int = 1, max_model_len: int = 4096
 ) -> Scenario:
     """Has vLLM's structure: instances that compute prompts and decode."""
     return Scenario(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from benchmarks.gpu.record import Record
 from benchmarks.progress import progress, say
 from benchmarks.rt_with_be import peer
@@ -34,7 +34,7 @@ def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
     )
     with_peers = [*args.policies, *(peer.POLICIES if args.vllm_python else ())]
     slo_s = None if args.slo_ms is None else (args.slo_ms[0] / 1e3, args.slo_ms[1] / 1e3)
-    slo = None if slo_s is None else Slo(*slo_s)
+    slo = None if slo_s is None else Objectives(*slo_s)
     match part:
         case "live":
             return live.rounds(with_peers, args.rounds, slo_s)

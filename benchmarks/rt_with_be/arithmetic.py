@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.sim.report import quantiles
 
 # RT's largest allowed ratio, and BE's smallest.
@@ -122,7 +122,7 @@ def gaps_of(times_s: Sequence[float]) -> list[float]:
     return [later - sooner for sooner, later in pairwise(times_s)]
 
 
-def is_kept(outcome: Outcome, ttft_s: float, tbt_s: float) -> bool:
+def is_kept(outcome: RequestOutcome, ttft_s: float, tbt_s: float) -> bool:
     """Returns whether every token arrived by its due time, as in `Deadlines`: an early token delays no later due
     time."""
     if outcome.error is not None or not outcome.times_s:
@@ -132,7 +132,7 @@ def is_kept(outcome: Outcome, ttft_s: float, tbt_s: float) -> bool:
 
 
 def real_time(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestOutcome],
     slo_s: tuple[float, float] | None,
     window_s: float,
     may_join: bool = False,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.router.eventlog import replay
 from alignedserve.sim.pauses import Pauses
 from benchmarks.rt_with_be import peer
@@ -213,7 +213,7 @@ def until_steady(job: BestEffort) -> None:
         time.sleep(LOOK_S)
 
 
-def texts(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def texts(outcomes: Sequence[RequestOutcome]) -> dict[str, str]:
     return {str(number): outcome.text for number, outcome in enumerate(outcomes)}
 
 

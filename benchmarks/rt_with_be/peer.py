@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx2
 
-from alignedserve.bench.client import Client, Outcome
+from alignedserve.bench.client import Client, RequestOutcome
 from alignedserve.bench.workload import Item
 from alignedserve.demo import MODEL_DIR
 from alignedserve.launch.ports import free_port
@@ -83,7 +83,9 @@ class Peer:
         # Seconds with a chat open and no job.
         self._rt_alone_s = 0.0
 
-    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+    def ask(
+        self, items: Sequence[Item], slo_s: tuple[float, float] | None
+    ) -> tuple[list[RequestOutcome], float]:
         outcomes, took_s = ask(self.url, items, {}, TokenCounting)
         self._rt_tokens += sum(outcome.output_len for outcome in outcomes)
         if not any(job.is_open for job in self._jobs):
@@ -116,7 +118,7 @@ class TokenCounting(Client):
         body = super()._body(item)
         return body | {"stream_options": body["stream_options"] | {"continuous_usage_stats": True}}
 
-    def _take(self, event: bytes, outcome: Outcome) -> str | None:
+    def _take(self, event: bytes, outcome: RequestOutcome) -> str | None:
         num_seen = len(outcome.times_s)
         error = super()._take(event, outcome)
         if len(outcome.times_s) > num_seen:

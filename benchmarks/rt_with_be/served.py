@@ -1,7 +1,7 @@
 """Runs `alignedserve serve` with the demo model on this machine, on its own port, during a measurement.
 
-`Server` and `BestEffort` are the measured interfaces. `Served` and its batch job implement them here, and `peer` for
-vLLM.
+`Server` and `BestEffortLoad` are the measured interfaces. `Served` and its batch job implement them here, and `peer`
+for vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import httpx2
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.workload import Item
 from alignedserve.gateway.generation.service import TBT_HEADER, TTFT_HEADER
 from alignedserve.launch.ports import free_port
@@ -70,7 +70,9 @@ class BestEffort(Protocol):
 class Server(Protocol):
     def counters(self) -> Counters: ...
 
-    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+    def ask(
+        self, items: Sequence[Item], slo_s: tuple[float, float] | None
+    ) -> tuple[list[RequestOutcome], float]:
         """Sends real-time requests. Returns their outcomes when all are answered, and the seconds it took."""
         ...
 
@@ -84,7 +86,9 @@ class Served:
         self.url = url
         self._http = httpx2.Client(base_url=url, timeout=60)
 
-    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+    def ask(
+        self, items: Sequence[Item], slo_s: tuple[float, float] | None
+    ) -> tuple[list[RequestOutcome], float]:
         ms = [f"{value * 1e3:g}" for value in slo_s or ()]
         return ask(self.url, items, dict(zip((TTFT_HEADER, TBT_HEADER), ms, strict=False)))
 

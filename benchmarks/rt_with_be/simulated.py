@@ -13,7 +13,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import DEMO_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.mixture import Mixture, mixture
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import (
     Arrival,
@@ -40,7 +40,7 @@ GOODPUT_WINDOW_S = 120.0
 # Seconds for requests that are still open at the end of the window.
 TAIL_S = 20.0
 # Objectives for parts that can't measure them first.
-SLO = Slo(ttft_s=0.5, tpot_s=0.05)
+SLO = Objectives(ttft_s=0.5, tpot_s=0.05)
 # BE requests per decode instance: at the beginning, and per second after that, which is more than can be done.
 BE_AT_FIRST, BE_PER_S = 200, 7.0
 # Jobs with windows per second and decode instance.
@@ -96,7 +96,7 @@ class Simulated:
     window_s: float = 400.0
 
     def scenario(
-        self, policy: str, size: tuple[int, int], slo: Slo = SLO, lengths: str = "predicted"
+        self, policy: str, size: tuple[int, int], slo: Objectives = SLO, lengths: str = "predicted"
     ) -> Scenario:
         return Scenario(
             load_cost_model(COST),
@@ -131,18 +131,18 @@ class Simulated:
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
-    def table(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
+    def table(self, policies: Sequence[str], slo: Objectives | None) -> Iterator[Row]:
         """Uses a longer window than the other parts, because a p99 needs hundreds of requests."""
         longer = replace(self, window_s=TABLE_WINDOWS * self.window_s)
         for size in ISLANDS:
             for policy in policies:
                 yield from longer._cases(policy, size, slo)
 
-    def _cases(self, policy: str, size: tuple[int, int], slo: Slo | None) -> Iterator[Row]:
+    def _cases(self, policy: str, size: tuple[int, int], slo: Objectives | None) -> Iterator[Row]:
         rt = self.workload.real_time(self.rt_rate * size[1], FILL_S, self.end_s)
         head: Row = {"part": "sim", "place": place(size), "policy": policy, "round": 0}
         alone = self._run(self.scenario(policy, size, slo or SLO), rt)
-        slo = slo or Slo(*objectives_s(case_of(alone)))
+        slo = slo or Objectives(*objectives_s(case_of(alone)))
         objectives = {"slo_ttft_s": slo.ttft_s, "slo_tbt_s": slo.tpot_s}
         yield head | {"case": "rt"} | case_of(alone).as_row() | costs_of(alone)
         scenario = self.scenario(policy, size, slo)
@@ -150,7 +150,7 @@ class Simulated:
             found = self._run_full(scenario, some)
             yield head | {"case": name} | case_of(found).as_row() | costs_of(found) | objectives
 
-    def bursts(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
+    def bursts(self, policies: Sequence[str], slo: Objectives | None) -> Iterator[Row]:
         """BE's jobs have windows of various lengths, and need about what the instance can do."""
         for size in ISLANDS:
             rt = self.workload.real_time(2 * self.rt_rate * size[1], FILL_S, self.end_s, BURST_CV)
@@ -172,7 +172,7 @@ class Simulated:
         arrivals = poisson_arrivals(lengths[: int(rate * self.end_s)], rate, seed=5)
         return [replace(each, tier="be", window_s=dice.choice((30.0, 60.0, 180.0))) for each in arrivals]
 
-    def goodput(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
+    def goodput(self, policies: Sequence[str], slo: Objectives | None) -> Iterator[Row]:
         """Uses shorter windows, because about eight rates are tried."""
         shorter = replace(self, window_s=min(self.window_s, GOODPUT_WINDOW_S))
         for size in ISLANDS:
@@ -180,7 +180,7 @@ class Simulated:
                 for lengths in LENGTHS if policy == "aligned" else ("predicted",):
                     yield shorter._goodput(policy, size, lengths, slo or SLO)
 
-    def _goodput(self, policy: str, size: tuple[int, int], lengths: str, slo: Slo) -> Row:
+    def _goodput(self, policy: str, size: tuple[int, int], lengths: str, slo: Objectives) -> Row:
         scenario, found = self.scenario(policy, size, slo, lengths), {}
 
         def attainment(rate: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from alignedserve.bench.client import Client, Outcome
+from alignedserve.bench.client import Client, RequestOutcome
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.workload import Item
 from alignedserve.demo.words import any_word
@@ -58,14 +58,14 @@ def arrivals(dice: random.Random, rate: float, seconds: float, cv: float) -> Ite
 
 def ask(
     url: str, items: Sequence[Item], headers: Mapping[str, str], client: type[Client] = Client
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     """Sends the items when they are due. Returns the outcomes and the seconds it took."""
     return asyncio.run(_ask(url, items, headers, client))
 
 
 async def _ask(
     url: str, items: Sequence[Item], headers: Mapping[str, str], client: type[Client]
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     config = BenchConfig(base_url=url, backend="openai-chat", temperature=0.0)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
     async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as http:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from alignedserve.bench.client import Client, Outcome
+from alignedserve.bench.client import Client, RequestOutcome
 from alignedserve.bench.workload import Item
 from alignedserve.instance.profile.saved import Profile, decode
 from alignedserve.router.eventlog import LogReader
@@ -123,7 +123,7 @@ def overhead_before(door: Door, begin_s: float, num_alone: int) -> Overhead:
     )
 
 
-def seen(outcomes: Sequence[Outcome], asked: Sequence[Asked]) -> Figures:
+def seen(outcomes: Sequence[RequestOutcome], asked: Sequence[Asked]) -> Figures:
     for outcome, each in zip(outcomes, asked, strict=True):
         if outcome.error is not None:
             raise RuntimeError(f"request due at {outcome.due_s:.2f} s: {outcome.error}")

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.island import Island
-from alignedserve.sim.report import Slo
+from alignedserve.sim.island import SimIsland
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import STUCK_S, Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
@@ -32,7 +32,7 @@ def simulate(
         max_num_seqs=NUM_SLOTS,
         max_model_len=MAX_TOKENS,
         pool_bytes=POOL_BYTES,
-        slo=Slo(TTFT_S),
+        slo=Objectives(TTFT_S),
         scheduling=SchedulingConfig(policy),
         overhead=overhead,
         is_checked=False,
@@ -55,7 +55,7 @@ def played(scenario: Scenario, arrivals: Sequence[Arrival], count: int) -> Door:
     return door
 
 
-def _answer(island: Island, requests: Sequence[Request]) -> None:
+def _answer(island: SimIsland, requests: Sequence[Request]) -> None:
     """Submits the requests so that the first one arrives now, and runs until all are answered."""
     now, first_s = island.now, requests[0].arrival_s
     # Differences first: a sum with `now - first_s` may be rounded to before now.

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
-from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts
+from alignedserve.kernels.cpu.experts import ExpertPacker
 from alignedserve.kernels.cpu.groups import TILE_COLUMNS
 from alignedserve.kernels.cpu.structs import ActivationCode
-from alignedserve.kernels.cpu.weights import PackedWeight, columns_of_parts, num_tiles, pack
-
-
-@dataclass(frozen=True)
-class PackedAdapters:
-    # The a of every adapter, packed like one linear layer each. Its columns are [part][rank].
-    shrink: PackedExperts
-    # [adapters, rank, columns of the layer's tiles]
-    expand: torch.Tensor
-    scales: torch.Tensor
-    # The part of each column of the layer's tiles.
-    parts: torch.Tensor
-
-    @property
-    def rank(self) -> int:
-        return self.expand.shape[1]
+from alignedserve.kernels.cpu.weights import PackedAdapters, PackedWeight, columns_of_parts, num_tiles, pack
 
 
 def pack_adapters(

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.structs import Routing
-from alignedserve.kernels.cpu.weights import Int8Columns, PackedWeight
-
-
-@dataclass(frozen=True)
-class PackedExperts:
-    """One linear layer of every expert, one after another."""
-
-    tiles: torch.Tensor
-    # The first expert's layer, which begins at the start of `tiles`. All experts have its shape.
-    first: PackedWeight
-    num_experts: int
-    # For eight-bit weights: scales and starts of all experts' columns.
-    int8: Int8Columns | None
-    # Biases of all experts' columns, in float32.
-    biases: torch.Tensor | None
-
-    @property
-    def expert_bytes(self) -> int:
-        return self.tiles.numel() // self.num_experts
-
-    @property
-    def expert_columns(self) -> int:
-        return self.first.num_columns
-
+from alignedserve.kernels.cpu.weights import Int8Columns, PackedExperts, PackedWeight
 
 # Packs the parts of a linear layer, and their biases if it has any, into memory of an arena.
 PackParts = Callable[[Sequence[Any], Sequence[torch.Tensor] | None, Arena], PackedWeight]

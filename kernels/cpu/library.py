@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedLibrary:
     functions: ctypes.CDLL
     path: Path
     # False if it was compiled for this call
@@ -28,7 +28,7 @@ def library() -> ctypes.CDLL:
 
 
 @cache
-def loaded() -> Loaded:
+def loaded() -> LoadedLibrary:
     """Loads the fastest library that is there or can be compiled. If that fails, it takes a slower one of the wheel.
     Raises NoCompiler or BuildFailed if there is neither."""
     found = _load()
@@ -48,30 +48,30 @@ def loaded() -> Loaded:
     return found
 
 
-def _load() -> Loaded:
+def _load() -> LoadedLibrary:
     try:
         return _fastest()
     except (build.NoCompiler, build.BuildFailed) as error:
         prebuilt = build.prebuilt()
         if not prebuilt:
             raise
-        found = Loaded(_open(prebuilt), prebuilt, why_slower=str(error))
+        found = LoadedLibrary(_open(prebuilt), prebuilt, why_slower=str(error))
         logger.warning("The wheel's CPU kernels are used, which are slower on this CPU: %s", error)
         return found
 
 
-def _fastest() -> Loaded:
+def _fastest() -> LoadedLibrary:
     path = build.library_path()
     was_there = path.exists()
     build.build(path)
     try:
-        return Loaded(_open(path), path, was_there)
+        return LoadedLibrary(_open(path), path, was_there)
     except build.BuildFailed:
         if path.parent == build.PREBUILT_DIR or not was_there:
             raise
     # The file is incomplete for some reason. Build it again.
     build.build(path, again=True)
-    return Loaded(_open(path), path, was_there=False)
+    return LoadedLibrary(_open(path), path, was_there=False)
 
 
 def _open(path: Path) -> ctypes.CDLL:

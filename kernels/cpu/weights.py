@@ -1,10 +1,9 @@
-"""Weights of linear layers in the layout that the kernels read (csrc/tile.h)."""
+"""Weights of linear layers, with those of experts and adapters, in the layout that the kernels read (csrc/tile.h)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +12,6 @@ from alignedserve.kernels.cpu.groups import TILE_COLUMNS, WORD_BYTES, GroupForm,
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
 from alignedserve.kernels.quantised import QuantisedWeight, side_by_side, to_signed
-
-if TYPE_CHECKING:
-    from alignedserve.kernels.cpu.adapters import PackedAdapters
 
 # The code of 0 in eight-bit rows.
 _ZERO = 128
@@ -97,6 +93,43 @@ class PackedWeight:
             int8=self.int8 and self.int8.outputs_from(first),
             out_features=self.out_features - first,
         )
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """One linear layer of every expert, one after another."""
+
+    tiles: torch.Tensor
+    # The first expert's layer, which begins at the start of `tiles`. All experts have its shape.
+    first: PackedWeight
+    num_experts: int
+    # For eight-bit weights: scales and starts of all experts' columns.
+    int8: Int8Columns | None
+    # Biases of all experts' columns, in float32.
+    biases: torch.Tensor | None
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.tiles.numel() // self.num_experts
+
+    @property
+    def expert_columns(self) -> int:
+        return self.first.num_columns
+
+
+@dataclass(frozen=True)
+class PackedAdapters:
+    # The a of every adapter, packed like one linear layer each. Its columns are [part][rank].
+    shrink: PackedExperts
+    # [adapters, rank, columns of the layer's tiles]
+    expand: torch.Tensor
+    scales: torch.Tensor
+    # The part of each column of the layer's tiles.
+    parts: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.expand.shape[1]
 
 
 @dataclass(frozen=True)

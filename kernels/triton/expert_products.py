@@ -42,7 +42,7 @@ import triton
 import triton.language as tl
 
 from alignedserve.kernels.triton.coded_weight import CodedWeight, constants_of, load_piece, tensors_of
-from alignedserve.kernels.triton.expert_route import Routing
+from alignedserve.kernels.triton.expert_route import ExpertRouting
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # A layer of all experts: [expert, out, in], or in codes, [experts * out, in].
@@ -89,7 +89,7 @@ def expert_products(
     x: torch.Tensor,
     gate_up: ExpertWeights,
     down: ExpertWeights,
-    routing: Routing,
+    routing: ExpertRouting,
     tuning: ExpertTuning,
     biases: Biases | None = None,
     swiglu: tuple[float, float] | None = None,

@@ -30,7 +30,7 @@ MAX_EXPERTS = 1024
 BLOCK = 1024
 
 
-class Routing(NamedTuple):
+class ExpertRouting(NamedTuple):
     # Per row and choice: the expert, and its weight.
     chosen: torch.Tensor
     weights: torch.Tensor
@@ -39,7 +39,7 @@ class Routing(NamedTuple):
     counts: torch.Tensor
 
 
-def route_rows(logits: torch.Tensor, top_k: int, normalises: bool) -> Routing:
+def route_rows(logits: torch.Tensor, top_k: int, normalises: bool) -> ExpertRouting:
     check_rows("logits", logits)
     rows, num_experts = logits.shape
     if num_experts > MAX_EXPERTS:
@@ -49,7 +49,7 @@ def route_rows(logits: torch.Tensor, top_k: int, normalises: bool) -> Routing:
     chosen = torch.empty(rows, top_k, dtype=torch.int32, device=logits.device)
     order = torch.empty(rows * top_k, dtype=torch.int32, device=logits.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=logits.device)
-    routing = Routing(chosen, torch.empty_like(chosen, dtype=torch.float32), order, counts)
+    routing = ExpertRouting(chosen, torch.empty_like(chosen, dtype=torch.float32), order, counts)
     if rows:
         _route_kernel[(rows,)](
             logits,
@@ -134,7 +134,7 @@ def _order_kernel(chosen, order, counts, num_choices, BLOCK: tl.constexpr, PDL: 
     tl.store(counts + expert, count)
 
 
-def route_rows_torch(logits: torch.Tensor, top_k: int, normalises: bool) -> Routing:
+def route_rows_torch(logits: torch.Tensor, top_k: int, normalises: bool) -> ExpertRouting:
     """The reference, with weights in float64."""
     wide = logits.double()
     chosen = wide.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
@@ -143,4 +143,4 @@ def route_rows_torch(logits: torch.Tensor, top_k: int, normalises: bool) -> Rout
         weights = weights / weights.sum(dim=-1, keepdim=True)
     order = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=logits.shape[1])
-    return Routing(chosen.int(), weights, order.int(), counts.int())
+    return ExpertRouting(chosen.int(), weights, order.int(), counts.int())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.batch.estimate import Estimate
-from alignedserve.batch.forecast import HEARD_S, Forecast
+from alignedserve.batch.estimate import JobEstimate
+from alignedserve.batch.forecast import HEARD_S, JobForecast
 from alignedserve.store import JobId, Tally
 
 NOBODY: Any = None
@@ -18,13 +18,13 @@ JOB = JobId("batch_1")
 
 def test_what_another_one_said_ages_until_it_is_too_old() -> None:
     now = 100.0
-    forecast = Forecast(NOBODY, 1, lambda: now)
+    forecast = JobForecast(NOBODY, 1, lambda: now)
     assert forecast.of(JOB) is None
     forecast.hear("gateway-1", {JOB: (30.0, 0.25), JobId("batch_2"): (None, 0.0)})
-    assert forecast.of(JOB) == Estimate(30.0, 0.25)
+    assert forecast.of(JOB) == JobEstimate(30.0, 0.25)
     now += 4
-    assert forecast.of(JOB) == Estimate(26.0, 0.25)
-    assert forecast.of(JobId("batch_2")) == Estimate(None, 0.0)
+    assert forecast.of(JOB) == JobEstimate(26.0, 0.25)
+    assert forecast.of(JobId("batch_2")) == JobEstimate(None, 0.0)
     assert forecast.said() == {}, "what was heard is not passed on"
     now = 100.0 + HEARD_S
     assert forecast.of(JOB) is None
@@ -32,11 +32,11 @@ def test_what_another_one_said_ages_until_it_is_too_old() -> None:
 
 def test_what_it_knows_itself_goes_first() -> None:
     now = 100.0
-    forecast = Forecast(NOBODY, 1, lambda: now)
-    forecast._found, forecast._found_s = {JOB: Estimate(10.0, 0.5)}, now
+    forecast = JobForecast(NOBODY, 1, lambda: now)
+    forecast._found, forecast._found_s = {JOB: JobEstimate(10.0, 0.5)}, now
     forecast.hear("gateway-1", {JOB: (30.0, 0.25)})
     now += 3
-    assert forecast.of(JOB) == Estimate(7.0, 0.5)
+    assert forecast.of(JOB) == JobEstimate(7.0, 0.5)
     ((job, said),) = forecast.said().items()
     assert job == JOB and said == pytest.approx((7.0, 0.5))
 
@@ -87,7 +87,7 @@ def test_jobs_are_late_that_would_hardly_be_done_in_time_even_by_their_windows(
 ) -> None:
     now, jobs = 0.0, Jobs(windows)
     store: Any = jobs
-    forecast = Forecast(store, 2, lambda: now)
+    forecast = JobForecast(store, 2, lambda: now)
     asyncio.run(forecast.look(jobs.ids))
     assert not forecast.are_late, "nothing is known yet"
     for _ in range(20):

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from alignedserve.batch.results import Answer, BatchLine, answered, cancelled, fallen, not_stored, too_late
+from alignedserve.batch.results import (
+    BatchLine,
+    LineAnswer,
+    answered,
+    cancelled,
+    fallen,
+    not_stored,
+    too_late,
+)
 from alignedserve.store import LineResult
 
 LINE = BatchLine(3, "q3", b"{}")
@@ -44,8 +52,8 @@ FAILURE = {"type": "error", "error": {"type": "not_found_error", "message": "no"
     [
         (too_late(MESSAGE), "expired", {"type": "expired"}),
         (cancelled(MESSAGE), "cancelled", {"type": "canceled"}),
-        (answered(MESSAGE, Answer(200, {"a": 1})), None, {"type": "succeeded", "message": {"a": 1}}),
-        (answered(MESSAGE, Answer(404, FAILURE)), None, {"type": "errored", "error": FAILURE}),
+        (answered(MESSAGE, LineAnswer(200, {"a": 1})), None, {"type": "succeeded", "message": {"a": 1}}),
+        (answered(MESSAGE, LineAnswer(404, FAILURE)), None, {"type": "errored", "error": FAILURE}),
     ],
 )
 def test_a_message_batch_has_its_results_in_anthropics_form(

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 
-from alignedserve.bench.client import Client, Outcome, first_model
+from alignedserve.bench.client import Client, RequestOutcome, first_model
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.workload import Item
 from alignedserve.cli.bench import command
@@ -30,7 +30,7 @@ def item(due_s: float = 0.0, tier: str = "rt", answer: str | None = None) -> Ite
     return Item(due_s, tier, CHAT, 100, 0, answer)
 
 
-async def ask(url: str, items: list[Item], **options: Any) -> list[Outcome]:
+async def ask(url: str, items: list[Item], **options: Any) -> list[RequestOutcome]:
     config = BenchConfig(base_url=url, backend="openai-chat", **options)
     async with httpx2.AsyncClient(trust_env=False) as http:
         outcomes, _ = await Client(config, http, "demo").run(items)

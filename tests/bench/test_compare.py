@@ -19,8 +19,16 @@ from click.testing import CliRunner
 
 from alignedserve.bench import best_effort
 from alignedserve.bench.best_effort import ENDPOINT, first_line, start_best_effort
-from alignedserve.bench.client import Outcome
-from alignedserve.bench.compare import ComparedServer, Measured, measure, remarks, servers_of, table, verdict
+from alignedserve.bench.client import RequestOutcome
+from alignedserve.bench.compare import (
+    ComparedServer,
+    MeasuredServer,
+    measure,
+    remarks,
+    servers_of,
+    table,
+    verdict,
+)
 from alignedserve.bench.compare_config import ALONE, BESIDE, JOB, WARM_UP, CompareConfig
 from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import make_workload
@@ -154,16 +162,18 @@ def test_nothing_is_measured_unless_all_servers_answer() -> None:
         assert Plain.num_streams == before + 2 + 4
 
 
-def run(*outcomes: Outcome) -> Any:
+def run(*outcomes: RequestOutcome) -> Any:
     return evaluate(outcomes, 10.0, {"ttft": 1000.0}, [50.0, 99.0])
 
 
-def measured(label: str = "a", num_alone: int = 2) -> Measured:
-    quick = Outcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
-    late = Outcome("rt", 0.0, 0.0, [2.0, 2.5], "", 1, 2, None)
-    lost = Outcome("rt", 0.0, error="HTTP 503")
+def measured(label: str = "a", num_alone: int = 2) -> MeasuredServer:
+    quick = RequestOutcome("rt", 0.0, 0.0, [0.1, 0.2], "", 1, 2, None)
+    late = RequestOutcome("rt", 0.0, 0.0, [2.0, 2.5], "", 1, 2, None)
+    lost = RequestOutcome("rt", 0.0, error="HTTP 503")
     server = ComparedServer(label, f"http://{label}", None)
-    return Measured(server, "m", run(*num_alone * [quick]), run(quick, late, lost), 3.0, True, True, None)
+    return MeasuredServer(
+        server, "m", run(*num_alone * [quick]), run(quick, late, lost), 3.0, True, True, None
+    )
 
 
 def test_each_server_has_two_rows() -> None:

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.plot import attainment_over_time, draw
 from alignedserve.bench.report import result_json, save, table
 from alignedserve.bench.results import Results, evaluate, times_of
 
 # five tokens in four pieces of text: the server counts, the pieces give the gaps
-SLOW = Outcome("rt", 1.0, 1.0, [1.5, 1.6, 1.7, 1.9], "slow", 10, 5, None)
-QUICK = Outcome("rt", 0.0, 0.0, [0.1, 0.15, 0.2], "quick", 20, 3, None, is_right=True)
-BATCH = Outcome("be", 0.0, 0.5, [9.5], "batch", 30, 1, None, is_right=False)
-LOST = Outcome("rt", 2.0, 2.0, [], "", 40, 0, "HTTP 503")
+SLOW = RequestOutcome("rt", 1.0, 1.0, [1.5, 1.6, 1.7, 1.9], "slow", 10, 5, None)
+QUICK = RequestOutcome("rt", 0.0, 0.0, [0.1, 0.15, 0.2], "quick", 20, 3, None, is_right=True)
+BATCH = RequestOutcome("be", 0.0, 0.5, [9.5], "batch", 30, 1, None, is_right=False)
+LOST = RequestOutcome("rt", 2.0, 2.0, [], "", 40, 0, "HTTP 503")
 OUTCOMES = [SLOW, QUICK, BATCH, LOST]
 OBJECTIVES = {"ttft": 200.0, "tpot": 50.0}
 
 
-def results(outcomes: list[Outcome] = OUTCOMES, objectives: dict[str, float] = OBJECTIVES) -> Results:
+def results(outcomes: list[RequestOutcome] = OUTCOMES, objectives: dict[str, float] = OBJECTIVES) -> Results:
     return evaluate(outcomes, 10.0, objectives, [50.0, 99.0])
 
 
@@ -67,7 +67,7 @@ def test_goodput_counts_who_kept_all_objectives_and_best_effort_that_was_answere
 
 
 def test_the_peak_is_of_those_in_the_same_second() -> None:
-    outcomes = [Outcome("rt", at, at, [at + 0.25], "x", 1, 1, None) for at in (5.0, 5.5, 6.5)]
+    outcomes = [RequestOutcome("rt", at, at, [at + 0.25], "x", 1, 1, None) for at in (5.0, 5.5, 6.5)]
     assert results(outcomes).max_concurrent_requests == 2
     outcomes[1].times_s = [6.5]
     assert results(outcomes).max_concurrent_requests == 2

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.config import SimConfig
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Lengths
 from alignedserve.sim.traffic import make_traffic
-from alignedserve.timing.cost import Channel, Channels, CostModel, ExpertCounts, Line
+from alignedserve.timing.cost import Channels, CopyChannel, CostModel, ExpertCounts, LinearCost
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena.fitting import Fitting, Layout, batch_of
 
-CHANNEL = Channel(0.0, 1e12)
+CHANNEL = CopyChannel(0.0, 1e12)
 # A second for each iteration with prompts, half a second without; 10 ms for a token of a prompt, and 1 ms for each
 # token that is attended to. Memory holds ten requests of 105.5 tokens and half a block each.
 COST = CostModel(
@@ -28,7 +28,7 @@ COST = CostModel(
     prefill_fixed_s=1.0,
     prefill_token_s=0.01,
     prefill_attention_s=0.0,
-    decode_lines=[Line(0.5, 0.0)],
+    decode_lines=[LinearCost(0.5, 0.0)],
     decode_attention_s=0.001,
     num_filling=1,
     channels=Channels(save=CHANNEL, stage=CHANNEL, admit=CHANNEL, fetch=CHANNEL),
@@ -188,7 +188,7 @@ def test_instances_that_always_have_work_do_about_as_much(
         num_decode=num_decode,
         num_colocated=num_colocated,
         scheduling=SchedulingConfig("fcfs"),
-        slo=Slo(inf, inf),
+        slo=Objectives(inf, inf),
     )
     ran = scenario.simulate(make_traffic(dataclasses.replace(config, request_rate=3 * fitting.rate)))
     times_s = sorted(time_s for stream in ran.streams for time_s in stream.times_s)

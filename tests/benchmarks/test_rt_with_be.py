@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.bench.client import Outcome
+from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.config import BenchConfig
 from benchmarks.rt_with_be import page, peer
 from benchmarks.rt_with_be.__main__ import main
@@ -50,9 +50,9 @@ def row(case: Case, name: str, number: int = 0, policy: str = "aligned") -> Row:
 
 def outcome(
     *times_s: float, due_s: float = 1.0, error: str | None = None, output_len: int | None = None
-) -> Outcome:
+) -> RequestOutcome:
     length = len(times_s) if output_len is None else output_len
-    return Outcome("rt", due_s, due_s, list(times_s), "text", 10, length, error)
+    return RequestOutcome("rt", due_s, due_s, list(times_s), "text", 10, length, error)
 
 
 def test_ratios_are_to_rt_alone_and_to_what_be_can_do_beside_it() -> None:
@@ -114,7 +114,7 @@ def test_a_case_is_made_of_what_clients_saw() -> None:
         (outcome(1.5, 1.6, output_len=4), "4 tokens came in 2 pieces"),
     ],
 )
-def test_what_was_not_answered_or_not_seen_is_no_measurement(bad: Outcome, message: str) -> None:
+def test_what_was_not_answered_or_not_seen_is_no_measurement(bad: RequestOutcome, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         real_time([bad], None, 1.0)
 
@@ -250,7 +250,7 @@ def test_lines_are_counted_when_they_are_written_and_one_that_failed_is_said() -
 
 def test_a_piece_of_several_tokens_has_each_of_them_at_its_time() -> None:
     client = peer.TokenCounting(BenchConfig(), httpx2.AsyncClient(), "demo")
-    seen = Outcome("rt", 0.0)
+    seen = RequestOutcome("rt", 0.0)
     for text, num_tokens in (("", 0), ("1", 1), (", 2, 3", 4), ("", 5)):
         usage = {"prompt_tokens": 3, "completion_tokens": num_tokens}
         event = {"choices": [{"delta": {"content": text}}], "usage": usage}

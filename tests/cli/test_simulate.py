@@ -19,7 +19,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.world import NO_OVERHEAD
-from alignedserve.timing.cost import FREE_COPIES, CostModel, Line
+from alignedserve.timing.cost import FREE_COPIES, CostModel, LinearCost
 from alignedserve.timing.cost_presets import load_cost_model
 from tests.instance.profile.profiles import FACTS, REACH
 
@@ -280,7 +280,7 @@ def test_the_highest_rate_keeps_enough_in_time_and_a_higher_one_does_not(tmp_pat
 
 @pytest.mark.parametrize("is_profile", [False, True])
 def test_costs_come_from_a_file_too(tmp_path: Path, is_profile: bool) -> None:
-    slow = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=0.5, token_s=0.0)])
+    slow = msgspec.structs.replace(COST, decode_lines=[LinearCost(fixed_s=0.5, token_s=0.0)])
     path = tmp_path / "cost.json"
     path.write_bytes(msgspec.json.encode(_profile_of(slow) if is_profile else slow))
     (row,) = rows_of(tmp_path, *ALONE, "--output-len", "5", "--cost", str(path))
@@ -317,7 +317,7 @@ def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_never_ends_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
-    cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
+    cost = msgspec.structs.replace(COST, decode_lines=[LinearCost(fixed_s=60.0, token_s=0.0)])
     path.write_bytes(msgspec.json.encode(cost))
     done = CliRunner().invoke(command, ["--cost", str(path), "--num-prompts", "2", "--output-len", "80"])
     assert done.exit_code == 1 and "2 requests were still open an hour after the last arrival" in done.stdout

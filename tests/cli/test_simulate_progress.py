@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from alignedserve.cli.simulate_progress import EVERY_S, Lines, shown
+from alignedserve.cli.simulate_progress import EVERY_S, ProgressLines, shown
 
 LIMIT_S = 30.0
 
 
 def test_there_is_a_line_now_and_then_also_while_no_request_ends() -> None:
     said: queue.Queue[str] = queue.Queue()
-    lines = Lines(said.put, every_s=0.001)
+    lines = ProgressLines(said.put, every_s=0.001)
     lines.begin("fcfs 1+1", 40)
     for _ in range(3):
         lines.advance()
@@ -37,14 +37,14 @@ def test_there_is_a_line_now_and_then_also_while_no_request_ends() -> None:
 
 def test_a_rate_that_was_tried_is_a_line_at_once() -> None:
     said: list[str] = []
-    Lines(said.append).tried("fcfs 1+1", 3.25, 0.955)
+    ProgressLines(said.append).tried("fcfs 1+1", 3.25, 0.955)
     assert said == ["fcfs 1+1: 3.25 requests/s, 95.5 % in time"]
 
 
 def test_lines_are_for_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert not sys.stderr.isatty() and EVERY_S >= 5
     with shown() as progress:
-        assert isinstance(progress, Lines) and progress.is_running
+        assert isinstance(progress, ProgressLines) and progress.is_running
         progress.tried("fcfs 1+1", 2.0, 1.0)
     assert not progress.is_running
     assert capsys.readouterr() == ("", "fcfs 1+1: 2 requests/s, 100.0 % in time\n")

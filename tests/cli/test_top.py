@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignedserve.cli.top_reading import Away, History, Reading, Tier, look, quantile
+from alignedserve.cli.top_reading import Away, Reading, ReadingHistory, Tier, look, quantile
 from alignedserve.cli.top_view import screen
 from alignedserve.gateway.http.keys import owners_of
 from tests.cli.terminal import CTRL_C, Terminal
@@ -116,7 +116,7 @@ def reading(
 
 
 def test_rates_and_times_are_of_the_time_between_two_looks() -> None:
-    history = History()
+    history = ReadingHistory()
     for at in range(10):
         history.add(reading(float(at), 30.0 * at, 0.0, float(at), float(at)))
     assert history.tokens_per_s("rt") == pytest.approx(30)
@@ -132,7 +132,7 @@ def test_rates_and_times_are_of_the_time_between_two_looks() -> None:
 
 
 def test_buckets_that_were_not_there_before_count_from_nothing() -> None:
-    history = History()
+    history = ReadingHistory()
     history.add(reading(0.0, 0.0))
     history.readings[0].tiers["rt"].first_token.clear()
     history.add(reading(1.0, 1.0, 0.0, 4.0, 4.0))
@@ -189,7 +189,7 @@ HOSTILE = "\x1b[2J\x1b]0;x\x07\u202ex\r\n\x9b31m[bold red]x[/]" + "w" * 5000
 def test_hostile_names_stay_in_their_lines() -> None:
     from rich.console import Console
 
-    history = History()
+    history = ReadingHistory()
     history.add(reading(0.0, 1e6, num_processes=2, num_jobs=2))
     for process in history.latest.processes:
         process.update(instance_id=HOSTILE, state=HOSTILE)
@@ -218,7 +218,7 @@ def test_quantiles_are_those_of_prometheus() -> None:
 def test_it_fits(num_processes: int, num_jobs: int, size: tuple[int, int]) -> None:
     from rich.console import Console
 
-    history = History()
+    history = ReadingHistory()
     history.add(reading(0.0, 1e6, num_processes=num_processes, num_jobs=num_jobs))
     console = Console(width=size[1], height=size[0], record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(screen(history, "http://127.0.0.1:8000", "an error " * 30, size[0]))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.islands.island import Island
+from alignedserve.gateway.islands.island import IslandClient
 from alignedserve.gateway.islands.output_queue import News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, PromptProgress, Request, Tokens
@@ -51,7 +51,7 @@ class Stream:
         self.finish_reason = news.finish_reason
 
 
-class Client(Island):
+class Client(IslandClient):
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes.router, GATEWAY, {})
         self.processes = processes

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from alignedserve.decode_worker.process import ColocatedProcess, DecodeProcess
-from alignedserve.engine.engine import Engine, Iteration
+from alignedserve.engine.engine import Engine, LaunchedIteration
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
@@ -49,7 +49,7 @@ def slowed(engine: Engine) -> Engine:
     """Makes it as slow as with a large model, so that each state of a request lasts long enough to be observed."""
     finish = engine.finish
 
-    def slowly(iteration: Iteration) -> list[TokenOutput]:
+    def slowly(iteration: LaunchedIteration) -> list[TokenOutput]:
         time.sleep(SLOW_ITERATION_S)
         return finish(iteration)
 

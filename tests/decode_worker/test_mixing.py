@@ -22,7 +22,7 @@ from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.decode.eviction import by_worth
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TBT_S, HOLD, MAX_BARRED_S
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import SAFETY
-from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+from alignedserve.timing.cost import Channels, CopyChannel, CostModel, LinearCost
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -37,7 +37,7 @@ PLAIN = replace(
     prefill_token_s=0.001,
     prefill_attention_s=0.0,
     decode_attention_s=0.0,
-    decode_lines=[Line(0.01, 0.001)],
+    decode_lines=[LinearCost(0.01, 0.001)],
 )
 LIMITS = InstanceLimits(
     num_blocks=200, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=512, max_model_len=640
@@ -398,7 +398,7 @@ def test_those_that_run_wait_no_longer_in_all_than_what_comes_would_wait() -> No
 def test_no_iteration_waits_for_less_than_a_copy_takes() -> None:
     """Twenty would wait 1.5 ms each."""
     for latency_s, hold_s in ((0.001, 0.0015), (0.002, 0.0)):
-        schedule = schedule_of(cost=replace(PLAIN, channels=Channels(*[Channel(latency_s, 1e15)] * 4)))
+        schedule = schedule_of(cost=replace(PLAIN, channels=Channels(*[CopyChannel(latency_s, 1e15)] * 4)))
         admit(schedule, *(rt(tbt_s=math.inf) for _ in range(20)), be(), now=1.0)
         schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
         assert schedule.plan(1.0).hold_s == pytest.approx(hold_s)

@@ -24,12 +24,12 @@ DAYS_HELD_OUT = {
 SUMS_HELD_OUT = [9, 52, 60, 62, 104, 124, 168]
 
 
-def examples(name: str, num: int, held_out: bool = False) -> list[tasks.Example]:
+def examples(name: str, num: int, held_out: bool = False) -> list[tasks.TaskExample]:
     rng = random.Random(7)
     return [TASKS[name].generate(rng, held_out) for _ in range(num)]
 
 
-def fields_of(example: tasks.Example) -> dict[str, str]:
+def fields_of(example: tasks.TaskExample) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in example.key.split("|"))
 
 

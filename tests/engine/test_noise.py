@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from alignedserve.engine.noise import noise_keys
-from alignedserve.seeds import mix64
+from alignedserve.engine.sampler import noise_keys
+from alignedserve.sampling_params import mix64
 
 SEEDS = [0, 1, 12345, 2**63 - 1, -1, -(2**63), 2**64 - 1]
 COUNTS = [0, 1, 7, 2**20, 3, 0, 5]

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from alignedserve import LLM, SamplingParams
-from alignedserve.engine.engine import Iteration
+from alignedserve.engine.engine import LaunchedIteration
 from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.request import Work
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling.block_hashes import block_hashes_of
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import BlockId, RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
@@ -64,7 +64,7 @@ def make_counting(directory: Path, **options: Any) -> LocalInstance:
     instance = make_instance(directory, **options)
     launch, counts = instance.engine.launch, Counter[str]()
 
-    def counting(work: Work) -> Iteration:
+    def counting(work: Work) -> LaunchedIteration:
         counts["tokens"] += sum(count for _, count in work)
         return launch(work)
 

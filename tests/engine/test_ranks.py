@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.engine.choices import check_num_gpus, check_ranks
 from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.rank_leader import LedModel, RankLost
 from alignedserve.engine.ranks import watch
-from alignedserve.engine.ranks.channel import Channel, ChannelClosed, Kind
-from alignedserve.engine.ranks.leader import LedModel, RankLost
+from alignedserve.engine.ranks.channel import ChannelClosed, Kind, RankChannel
 from alignedserve.engine.ranks.watch import SILENCE_S, Silence
 from alignedserve.launch.leftovers import descendants
 from alignedserve.models.hf_config import load_model_config
@@ -247,12 +247,12 @@ def test_nothing_is_left_of_ranks_that_can_not_load(tiny_model: Directory, tmp_p
         divided(tmp_path)
     # The error, which has hold of what was being built, is here still.
     assert error.value is not None and not any(
-        b"ranks.follower" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid, _ in descendants(os.getpid())
+        b"rank_follower" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid, _ in descendants(os.getpid())
     )
 
 
 def test_what_another_rank_has_failed_at_is_said_here() -> None:
-    ours, theirs = (Channel(end) for end in socket.socketpair())
+    ours, theirs = (RankChannel(end) for end in socket.socketpair())
     theirs.send(Kind.FAILED, b"no compiler is there")
     with pytest.raises(ValueError, match="no compiler is there"):
         ours.expect(Kind.LOADED)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from alignedserve.engine.ranks.leader import RankLost
+from alignedserve.engine.rank_leader import RankLost
 from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
 from alignedserve.protocol.messages import AnyMessage, Prefill, PrefillReport, UsePool
 from tests.prefill_worker.rig import KEY, Rig, work

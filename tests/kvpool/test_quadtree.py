@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, QuadTree, TreeNode, leaf_of
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 
@@ -59,11 +59,11 @@ def test_nodes_count_what_is_in_their_range() -> None:
 
 def test_ranges_are_cut_in_four_down_to_sixteen() -> None:
     assert ROOT.length_range == (1, MAX_LENGTH)
-    assert Node(1, 3).length_range == (49153, 65536)
-    assert Node(6, 1).length_range == (17, 32) and Node(6, 1).is_leaf
-    assert ROOT.children[2].children[1].parent == Node(1, 2)
+    assert TreeNode(1, 3).length_range == (49153, 65536)
+    assert TreeNode(6, 1).length_range == (17, 32) and TreeNode(6, 1).is_leaf
+    assert ROOT.children[2].children[1].parent == TreeNode(1, 2)
     for length in (1, 16, 17, 4096, 65535, 65536):
-        low, high = Node(6, leaf_of(length)).length_range
+        low, high = TreeNode(6, leaf_of(length)).length_range
         assert low <= length <= high == low + LEAF_WIDTH - 1
     assert leaf_of(MAX_LENGTH) == leaf_of(10**6) == NUM_LEAVES - 1
 

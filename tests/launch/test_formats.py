@@ -151,6 +151,6 @@ def followers(instances: list[int]) -> list[int]:
 
 def is_follower(pid: int) -> bool:
     try:
-        return b"ranks.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"rank_follower" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False

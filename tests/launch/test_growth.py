@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from alignedserve.launch.growth import CALM_S, ENOUGH_OBJECTIVES, SHORT_S, Growth, Seen, leaving
+from alignedserve.launch.growth import CALM_S, ENOUGH_OBJECTIVES, SHORT_S, Growth, LatestLoad, leaving
 
-MISSES = Seen(num_met=9, num_missed=1, busy=1.0)
-MEETS = Seen(num_met=99, num_missed=1, busy=1.0)
-LATE = Seen(are_late=True, busy=1.0)
-IDLE = Seen()
+MISSES = LatestLoad(num_met=9, num_missed=1, busy=1.0)
+MEETS = LatestLoad(num_met=99, num_missed=1, busy=1.0)
+LATE = LatestLoad(are_late=True, busy=1.0)
+IDLE = LatestLoad()
 
 
 class Watched:
@@ -18,7 +18,7 @@ class Watched:
         self.now = 0.0
         self.most_there = most
 
-    def see(self, seen: Seen, seconds: float) -> int:
+    def see(self, seen: LatestLoad, seconds: float) -> int:
         for _ in range(int(seconds)):
             self.now += 1
             self.growth.look(self.now, min(self.growth.wanted, self.most_there), seen)
@@ -42,7 +42,7 @@ def test_a_few_misses_and_a_short_burst_of_them_are_nothing() -> None:
     watched = Watched(1, 4)
     assert watched.see(MEETS, 10 * SHORT_S) == 1
     watched.see(IDLE, SHORT_S)
-    assert watched.see(Seen(num_missed=ENOUGH_OBJECTIVES - 1), 1) == 1
+    assert watched.see(LatestLoad(num_missed=ENOUGH_OBJECTIVES - 1), 1) == 1
     assert watched.see(IDLE, 10 * SHORT_S) == 1
 
 
@@ -63,11 +63,11 @@ def test_what_is_on_its_way_may_be_enough() -> None:
 def test_one_fewer_when_the_others_would_be_enough() -> None:
     watched = Watched(1, 4, at_first=3)
     # 3 islands that are 50 % busy would be 2 of 75 %; those that are 40 % busy, 2 of 60 %.
-    assert watched.see(Seen(num_met=10, busy=0.5), 3 * CALM_S) == 3
-    assert watched.see(Seen(num_met=10, busy=0.3), CALM_S / 3) == 3
-    assert watched.see(Seen(num_met=10, busy=0.3), CALM_S / 3) == 2
+    assert watched.see(LatestLoad(num_met=10, busy=0.5), 3 * CALM_S) == 3
+    assert watched.see(LatestLoad(num_met=10, busy=0.3), CALM_S / 3) == 3
+    assert watched.see(LatestLoad(num_met=10, busy=0.3), CALM_S / 3) == 2
     # Two that are 45 % busy would be one of 90 %.
-    assert watched.see(Seen(num_met=10, busy=0.45), 3 * CALM_S) == 2
+    assert watched.see(LatestLoad(num_met=10, busy=0.45), 3 * CALM_S) == 2
     assert watched.see(IDLE, 3 * CALM_S) == 1
 
 
@@ -77,8 +77,8 @@ def test_never_fewer_than_there_should_be() -> None:
 
 def test_nothing_is_given_back_while_jobs_are_late_or_objectives_missed() -> None:
     watched = Watched(1, 2, at_first=2)
-    assert watched.see(Seen(are_late=True), 2 * CALM_S) == 2
-    assert watched.see(Seen(num_met=9, num_missed=1), 2 * CALM_S) == 2
+    assert watched.see(LatestLoad(are_late=True), 2 * CALM_S) == 2
+    assert watched.see(LatestLoad(num_met=9, num_missed=1), 2 * CALM_S) == 2
 
 
 def test_what_was_wanted_and_never_came_is_not_wanted_for_ever() -> None:

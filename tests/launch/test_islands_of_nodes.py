@@ -12,8 +12,8 @@ import pytest
 
 from alignedserve.launch import growth
 from alignedserve.launch import islands as module
-from alignedserve.launch.growth import Growth, Seen
-from alignedserve.launch.islands import Islands
+from alignedserve.launch.growth import Growth, LatestLoad
+from alignedserve.launch.islands import NodeIslands
 from alignedserve.launch.nodes import Change
 from alignedserve.launch.plan import Node
 from alignedserve.launch.process_supervisor import ProcessFailed
@@ -96,10 +96,10 @@ class At:
         self.told: list[tuple[list[int], list[str]]] = []
         self.leaving: set[int] = set()
         self.num_wanted = 0
-        self.seen = Seen()
+        self.seen = LatestLoad()
         made: Any = self._make
         plans: Any = [Plan(each) for each in nodes.first]
-        self.islands = Islands(
+        self.islands = NodeIslands(
             nodes, plans, self._plan, made, self._tell, self.said.append, lambda: self.seen
         )
         self.running = asyncio.create_task(self.islands.supervise())
@@ -254,9 +254,9 @@ def test_one_more_is_asked_for_while_objectives_are_missed(monkeypatch: pytest.M
     monkeypatch.setattr(growth, "SHORT_S", 0.05)
 
     async def scenario(at: At) -> None:
-        at.seen = Seen(num_missed=100)
+        at.seen = LatestLoad(num_missed=100)
         await at.until(lambda: at.nodes.num_asked == [1, 2])
-        at.seen = Seen()
+        at.seen = LatestLoad()
         await at.until(lambda: at.num_wanted == 2)
         # There are as many as there should be at least.
         assert at.told == [([0], [])] and at.said == ["2 islands are wanted; 1 are up"]

@@ -18,7 +18,13 @@ import pytest
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreLocation, locate_store
-from alignedserve.launch.store_supervisor import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreSupervisor
+from alignedserve.launch.store_supervisor import (
+    MAX_RETRY_S,
+    RETRY_S,
+    STEADY_S,
+    RestartPauses,
+    StoreSupervisor,
+)
 from alignedserve.store import FileId, Store, StoreAway
 from alignedserve.store.redis_store import RedisStore
 
@@ -123,7 +129,7 @@ def test_one_that_hangs_is_killed_and_started_again(state: Path) -> None:
 
 
 def test_that_it_came_up_is_not_yet_a_success() -> None:
-    pauses = Pauses()
+    pauses = RestartPauses()
     found = [pauses.after(0.5) for _ in range(29)]
     assert found[:4] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S] and found[-1] == MAX_RETRY_S
     assert sum(pause < MAX_RETRY_S for pause in found) == 7

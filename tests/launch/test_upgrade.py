@@ -25,14 +25,15 @@ class Installation:
         for path in source.iterdir():
             if path.name == "__main__.py":
                 shutil.copy(path, self._package)
-            elif path.name not in ("__init__.py", "__pycache__"):
+            elif path.name not in ("__init__.py", "version.py", "__pycache__"):
                 (self._package / path.name).symlink_to(path.resolve())
-        self._text = (source / "__init__.py").read_text()
+        shutil.copy(source / "__init__.py", self._package)
+        self._text = (source / "version.py").read_text()
         self.install(alignedserve.__version__)
 
     def install(self, version: str) -> None:
         now = re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', self._text)
-        (self._package / "__init__.py").write_text(now)
+        (self._package / "version.py").write_text(now)
 
 
 def other(patch: bool) -> str:

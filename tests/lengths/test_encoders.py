@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from alignedserve.lengths.encoder import Encoder, make_encoder
+from alignedserve.lengths.encoder import Encoder
 from alignedserve.lengths.hash_encoder import MAX_HEAD, MAX_TAIL, HashEncoder
+from alignedserve.lengths.predictor import make_encoder
 from alignedserve.lengths.sentence_encoder import PACKAGE, SentenceEncoder
 from tests.lengths.data import TOKENIZER, prompt
 

@@ -16,7 +16,7 @@ from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import (
     EvictEveryStep,
@@ -74,7 +74,7 @@ def test_copies_from_the_pool_correct_what_the_next_ones_are_predicted_to_take(
     tiny_model: Directory,
 ) -> None:
     """The cost model has a byte take a second."""
-    fetch = Channel(0.0, 1.0)
+    fetch = CopyChannel(0.0, 1.0)
     estimate = Estimate(replace(COST, channels=replace(COST.channels, fetch=fetch)))
     instance = LocalInstance(
         make_engine(tiny_model(FAMILY)), EvictEveryStep(SchedulingConfig()), estimate=estimate

@@ -17,9 +17,8 @@ from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
 from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
-from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import MAX_STRETCH, SPARE
+from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import FLOOR, MAX_STRETCH, SPARE
 from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, num_enough
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines

@@ -20,9 +20,9 @@ from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import Abort, InstanceLimits, Prefill, Work
-from alignedserve.scheduling.block_hashes import block_hashes_of
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES, make_policy
+from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import PoolBlockId, RequestKey

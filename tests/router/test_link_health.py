@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from alignedserve.protocol.messages import Failed, FailedPull, Gone, NewTokens, Offer, Stage, Unstage
-from alignedserve.router.clock import Clock
+from alignedserve.router.clock import EventClock
 from alignedserve.router.link_health import FIRST_PAUSE_S, MAX_PAUSE_S, LinkHealth
 from alignedserve.router.status import describe
 from alignedserve.router.views import PrefillView
@@ -22,7 +22,7 @@ class Links:
     """The decision alone, among two prefill instances and their decode instances."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = EventClock()
         self.health = LinkHealth(self.clock)
         self.views = {name: PrefillView(hello(name)) for name in (PREFILL, OTHER_PREFILL)}
 

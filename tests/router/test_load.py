@@ -14,7 +14,7 @@ from alignedserve.router.dispatch import MAX_STARTS
 from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.calls import num_calls
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
@@ -111,7 +111,7 @@ def counted(
 @pytest.mark.parametrize("link", ["host", "gloo"])
 def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     """Of an island that is short of memory, whose processes die."""
-    island: Island = small_island(
+    island: SimIsland = small_island(
         link=link, decode=limits(num_blocks=34), pool_blocks=60, num_prefill=2, num_decode=2
     )
     seen = Counter[str]()

@@ -20,7 +20,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, Room
 from alignedserve.scheduling.policies.aligned.router.prompts import Savable
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
-from alignedserve.timing.cost import Line
+from alignedserve.timing.cost import LinearCost
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, RequestKey
 from tests.router.script import GATEWAY, hello, request
@@ -404,7 +404,7 @@ def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None
     """However short iterations are for the sake of streams, each instance has a prompt."""
     iteration_s = alone_s(32)
     # Decodes take hardly any time, so that any objective could be kept.
-    cost = replace(COST, decode_lines=[Line(0.0, 1e-9)], decode_attention_s=0.0)
+    cost = replace(COST, decode_lines=[LinearCost(0.0, 1e-9)], decode_attention_s=0.0)
 
     def num_started(tbt_s: float) -> int:
         router = filled([])
@@ -420,13 +420,13 @@ def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None
     assert num_started(tbt_s=10 * iteration_s) == 2 * 2 * 32 // 8
     assert num_started(tbt_s=0.5 * iteration_s) == 2 * 32 // 8
     assert num_started(tbt_s=1e-6 * iteration_s) == 2
-    cost = replace(cost, decode_lines=[Line(0.25 * iteration_s, 0.0)])
+    cost = replace(cost, decode_lines=[LinearCost(0.25 * iteration_s, 0.0)])
     assert num_started(tbt_s=1e-6 * iteration_s) == 2 * 32 // 8, "no iteration is that short"
 
 
 def test_prompts_wait_for_real_time_that_is_due_back_at_a_colocated_instance() -> None:
     """It was evicted, and they would take the blocks that it needs. Until it is due they start."""
-    cost = replace(COST, decode_lines=[Line(0.01, 0.0)])
+    cost = replace(COST, decode_lines=[LinearCost(0.01, 0.0)])
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
     router.state.cluster.add(replace(hello("colocated-0"), cost=cost))
     for key in range(1, 4):

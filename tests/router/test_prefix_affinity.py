@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Gone, Prefill, Reserve, Submit
-from alignedserve.scheduling.prefix_affinity import TOKENS_PER_HASH, PrefixAffinity
+from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, request
 

@@ -13,7 +13,7 @@ from alignedserve.router.eventlog import MAGIC, EventLog, LogReader
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.router.replay_diff import compare, format_divergence, format_value
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.sim.islands import requests, small_island
 
@@ -37,7 +37,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def record(island: Island, log: EventLog) -> None:
+def record(island: SimIsland, log: EventLog) -> None:
     def observe(now: float, event: Event, sends: list[Send]) -> None:
         log.append(now, event)
         log.answered(sends)

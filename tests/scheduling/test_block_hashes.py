@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.scheduling.block_hashes import block_hashes_of
+from alignedserve.scheduling.prefixes import block_hashes_of
 
 TOKENS = st.lists(st.integers(0, 2), max_size=20)
 SALTS = st.sampled_from(["", "a", "b", "ab"])

@@ -12,7 +12,7 @@ from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import make_request
 from alignedserve.timing.cost import Channels, CostModel
 from alignedserve.timing.cost_presets import load_cost_model
@@ -54,7 +54,7 @@ def small_island(
     pool_blocks: int = 256,
     scheduling: dict[str, Any] | None = None,
     **options: Any,
-) -> Island:
+) -> SimIsland:
     settings = {"prefill": limits(), "decode": limits(), "cost": COST} | options
     config = IslandConfig(
         pool_blocks=pool_blocks,
@@ -62,7 +62,7 @@ def small_island(
         scheduling=SchedulingConfig(policy, min_batch_requests=4, **(scheduling or {})),
         **settings,
     )
-    return Island(config)
+    return SimIsland(config)
 
 
 def requests(num: int, every_s: float = 0.05, prompt_len: int = 100, output_len: int = 40) -> list[Any]:
@@ -79,14 +79,14 @@ def requests(num: int, every_s: float = 0.05, prompt_len: int = 100, output_len:
     ]
 
 
-def play(island: Island, asked: Sequence[Request], *, limit_s: float = 1000.0) -> Island:
+def play(island: SimIsland, asked: Sequence[Request], *, limit_s: float = 1000.0) -> SimIsland:
     """These requests arrive, and all of them end as they should."""
     island.submit(asked)
     island.start()
     return finish(island, len(asked), limit_s=limit_s)
 
 
-def finish(island: Island, num_requests: int, *, limit_s: float = 1000.0) -> Island:
+def finish(island: SimIsland, num_requests: int, *, limit_s: float = 1000.0) -> SimIsland:
     """This number of requests ends, with all of their tokens and before this time, and nothing is left."""
     assert island.run_until_done(num_requests, limit_s), (
         f"{island.num_open} requests are open at {island.now} s"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from alignedserve.sim.compare import Row, Setting
 from alignedserve.sim.mixture import BestEffort, Mixture, RealTime
 from alignedserve.sim.report import Quantiles
-from alignedserve.sim.trial import Outcome
+from alignedserve.sim.trial import TrialOutcome
 
 TIMES_S = Quantiles(0.1, 0.1, 0.2, 0.3)
 
 
-def outcome(in_time: float, be_tokens_per_s: float = 0.0, num_rt: int = 100) -> Outcome:
+def outcome(in_time: float, be_tokens_per_s: float = 0.0, num_rt: int = 100) -> TrialOutcome:
     num_be = 50 if be_tokens_per_s else 0
-    return Outcome(
+    return TrialOutcome(
         mixture=Mixture(
             rt=RealTime(num_rt, in_time, TIMES_S, TIMES_S, tokens_per_s=500.0),
             be=BestEffort(num_be, be_tokens_per_s, jobs_kept=None),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Prefill, Request
 from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import Epoch
@@ -26,14 +26,14 @@ CHATS = [
 ]
 
 
-def lifetimes_of(island: Island, asked: list[Request], limit_s: float = 500.0) -> Lifetimes:
+def lifetimes_of(island: SimIsland, asked: list[Request], limit_s: float = 500.0) -> Lifetimes:
     lifetimes = Lifetimes()
     island.router.observers.append(lifetimes)
     play(island, asked, limit_s=limit_s)
     return lifetimes
 
 
-def slowest_first_token_s(island: Island) -> float:
+def slowest_first_token_s(island: SimIsland) -> float:
     return max(
         stream.times_s[0] - stream.request.arrival_s
         for stream in island.streams

@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import DecodeReport, Request
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES, make_policy
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.sim.islands import every_policy, finish, limits, play, requests, small_island
@@ -24,7 +24,7 @@ from tests.sim.islands import every_policy, finish, limits, play, requests, smal
 SHORT = limits(num_blocks=34)
 
 
-def island_of(policy: str, num: int = 1, **options: Any) -> Island:
+def island_of(policy: str, num: int = 1, **options: Any) -> SimIsland:
     return small_island(policy, num_colocated=num, **({"pool_blocks": 120} | options))
 
 
@@ -35,7 +35,7 @@ def both_classes(asked: list[Request]) -> list[Request]:
     ]
 
 
-def evictions(island: Island) -> int:
+def evictions(island: SimIsland) -> int:
     core = island.router.core
     assert core
     return sum(core.state.counters.of(each.instance_id).num_evictions for each in island.colocated)
@@ -166,13 +166,13 @@ def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, nu
     assert {stream.outcome for stream in island.streams} <= {"stop", "length", "abort"}
 
 
-def shares_blocks(num_blocks: int, share_blocks: bool = True, **options: Any) -> Island:
+def shares_blocks(num_blocks: int, share_blocks: bool = True, **options: Any) -> SimIsland:
     """Real time whose prompts need many blocks, beside best effort that has them all."""
     scheduling = {"share_blocks": share_blocks, "evict_ahead": 1, "admit_ahead": 1}
     return island_of("bros", decode=limits(num_blocks=num_blocks), scheduling=scheduling, **options)
 
 
-def moved(island: Island) -> Counter[str]:
+def moved(island: SimIsland) -> Counter[str]:
     """Counts the bytes of each kind of copy."""
     found: Counter[str] = Counter()
 

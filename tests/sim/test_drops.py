@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Reserve
 from alignedserve.router.events import Event, Send
 from alignedserve.sim.foresight import oracle
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
@@ -21,7 +21,7 @@ SHORT = limits(num_blocks=34)
 colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["colocated", "apart"])
 
 
-def island_of(apart: bool, policy: str = NAME, **options: Any) -> tuple[Island, Lifetimes]:
+def island_of(apart: bool, policy: str = NAME, **options: Any) -> tuple[SimIsland, Lifetimes]:
     roles = {"num_prefill": 1, "num_decode": 2} if apart else {"num_colocated": 2}
     made: dict[str, Any] = {"pool_blocks": 400, "decode": SHORT} | roles | options
     island = small_island(policy, **made)

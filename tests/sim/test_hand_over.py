@@ -13,7 +13,7 @@ from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import Moved
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
 from tests.sim.indirect import INDIRECT
@@ -34,21 +34,21 @@ def with_best_effort() -> list[Any]:
     return [replace(each, tier="be" if each.key % 2 else "rt") for each in asked]
 
 
-def core(island: Island) -> Router:
+def core(island: SimIsland) -> Router:
     assert island.router.core
     return island.router.core
 
 
-def num_handed_over(island: Island) -> int:
+def num_handed_over(island: SimIsland) -> int:
     return sum(core(island).state.counters.of(each.instance_id).num_handed_over for each in island.prefills)
 
 
-def num_bytes(island: Island, what: str) -> int:
+def num_bytes(island: SimIsland, what: str) -> int:
     moved = (core(island).state.counters.of(each.instance_id).moved for each in island.instances)
     return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
 
 
-def gaps_s(island: Island) -> list[float]:
+def gaps_s(island: SimIsland) -> list[float]:
     """From the first to the second token of real time."""
     real_time = [each for each in island.streams if each.request.tier == "rt"]
     return [each.times_s[1] - each.times_s[0] for each in real_time if len(each.tokens) > 1]

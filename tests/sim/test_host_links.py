@@ -16,7 +16,7 @@ from alignedserve.sim.links import Crossing
 from alignedserve.sim.report import Report, make_report
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.segment import Content
-from alignedserve.timing.cost import CostModel, Host
+from alignedserve.timing.cost import CostModel, HostResources
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, InstanceId, RequestKey
@@ -54,7 +54,7 @@ def test_what_the_operator_says_goes_before_the_cost_model() -> None:
     assert weights(links.ports[IDS[3]].from_pool) == {"host memory": 1.0, "PCIe 3 to GPUs": 1.0}
     assert links.links[0].bytes_per_s == 30e9
     assert all(link.bytes_per_s == inf for link in HostLinks(COST, Sharing(is_on=False), IDS).links)
-    unsaid = HostLinks(replace(COST, host=Host()), Sharing(), IDS)
+    unsaid = HostLinks(replace(COST, host=HostResources()), Sharing(), IDS)
     assert unsaid.links[0].bytes_per_s == inf and len(unsaid.links) == 1 + 2 * 4 + 2 * 4
 
 

@@ -12,7 +12,7 @@ from alignedserve.protocol.messages import AnyMessage, Request
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import COMPILE_S
 from alignedserve.sim.instance import SimInstance
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import make_request
 from alignedserve.sim.transfers import SimTransfers
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -38,7 +38,7 @@ def asking(*prompts: list[int], every_s: float = 0.0) -> list[Request]:
     return [replace(request, prompt=prompt) for request, prompt in zip(plain, prompts, strict=True)]
 
 
-def num_computed(island: Island) -> int:
+def num_computed(island: SimIsland) -> int:
     return island.world.computed.total()
 
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.sim.islands import finish, limits, requests, small_island
 
 
-def run(island: Island, num_requests: int, limit_s: float = 300.0) -> None:
+def run(island: SimIsland, num_requests: int, limit_s: float = 300.0) -> None:
     island.start()
     assert island.run_until_done(num_requests, limit_s), (
         f"{island.num_open} requests are open after {limit_s} s"

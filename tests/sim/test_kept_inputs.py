@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from alignedserve.engine.request import Layout
 from alignedserve.instance.requests import id_of
 from alignedserve.sim.executor import SimEngine
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.types import InstanceId, RequestKey
 from tests.scheduling.keeping_inputs import NAME
@@ -38,7 +38,7 @@ class Watched:
 
         monkeypatch.setattr(SimEngine, "adopt", watching)
         self.lifetimes = Lifetimes()
-        self.island: Island = small_island(
+        self.island: SimIsland = small_island(
             policy, pool_blocks=400, decode=LIMITS, num_prefill=0, num_decode=0, **options
         )
         self.island.router.observers.append(self.lifetimes)

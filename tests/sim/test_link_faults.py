@@ -11,7 +11,7 @@ from alignedserve.protocol.messages import Offer
 from alignedserve.router.events import Event, Send
 from alignedserve.router.link_health import FIRST_PAUSE_S
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import RequestKey
 from tests.sim.islands import finish, requests, small_island
@@ -42,7 +42,7 @@ class FailingPulls(NoFaults):
 class Ways:
     """When requests were offered from where."""
 
-    def __init__(self, island: Island) -> None:
+    def __init__(self, island: SimIsland) -> None:
         self.offers: list[tuple[float, bool]] = []
         island.router.observers.append(self)
 

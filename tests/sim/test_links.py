@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.links import Crossing, Flow, Link, SharedLinks, fair_rates
-from alignedserve.timing.cost import Channel
+from alignedserve.sim.links import Crossing, Flow, SharedLink, SharedLinks, fair_rates
+from alignedserve.timing.cost import CopyChannel
 
 
-def joined(links: SharedLinks, *crossed: Link, peak: float = 10.0, num_bytes: int = 100) -> Flow:
-    flow = Flow(num_bytes, Channel(0.0, peak), [Crossing(link) for link in crossed], begun_s=0.0)
+def joined(links: SharedLinks, *crossed: SharedLink, peak: float = 10.0, num_bytes: int = 100) -> Flow:
+    flow = Flow(num_bytes, CopyChannel(0.0, peak), [Crossing(link) for link in crossed], begun_s=0.0)
     links.join(flow, 0.0)
     return flow
 
 
 def test_two_flows_over_one_link_halve_it_and_the_rest_goes_on_alone() -> None:
-    links, root = SharedLinks(), Link("root", 10.0)
+    links, root = SharedLinks(), SharedLink("root", 10.0)
     short, long = joined(links, root, num_bytes=50), joined(links, root, num_bytes=100)
     assert (short.rate, long.rate) == (5.0, 5.0) and links.next_end_s == short.end_s == 10.0
     assert links.leave(short, 10.0) == [long]
@@ -33,13 +33,13 @@ def test_two_flows_over_one_link_halve_it_and_the_rest_goes_on_alone() -> None:
 
 
 def test_what_a_slow_flow_leaves_goes_to_the_others() -> None:
-    links, root = SharedLinks(), Link("root", 10.0)
+    links, root = SharedLinks(), SharedLink("root", 10.0)
     flows = [joined(links, root, peak=peak) for peak in (1.0, 20.0, 20.0)]
     assert [flow.rate for flow in flows] == [1.0, 4.5, 4.5]
 
 
 def test_a_flow_that_is_bound_elsewhere_leaves_its_share() -> None:
-    links, narrow, wide = SharedLinks(), Link("narrow", 4.0), Link("wide", 10.0)
+    links, narrow, wide = SharedLinks(), SharedLink("narrow", 4.0), SharedLink("wide", 10.0)
     both, only_narrow, only_wide = (
         joined(links, narrow, wide),
         joined(links, narrow),
@@ -52,8 +52,8 @@ def test_a_flow_that_is_bound_elsewhere_leaves_its_share() -> None:
 
 
 def test_a_link_that_half_of_the_parts_cross_carries_half_of_the_bytes() -> None:
-    links, roots = SharedLinks(), [Link("0", 10.0), Link("1", 10.0)]
-    flow = Flow(100, Channel(0.0, 20.0), [Crossing(root, 0.5) for root in roots], begun_s=0.0)
+    links, roots = SharedLinks(), [SharedLink("0", 10.0), SharedLink("1", 10.0)]
+    flow = Flow(100, CopyChannel(0.0, 20.0), [Crossing(root, 0.5) for root in roots], begun_s=0.0)
     links.join(flow, 0.0)
     assert flow.rate == 20.0 and roots[0].load == roots[1].load == 10.0
     other = joined(links, roots[0])
@@ -62,19 +62,19 @@ def test_a_link_that_half_of_the_parts_cross_carries_half_of_the_bytes() -> None
 
 
 def test_links_that_are_full_at_once_are_all_limiting() -> None:
-    links, roots = SharedLinks(), [Link("0", 10.0), Link("1", 10.0)]
-    flow = Flow(100, Channel(0.0, 40.0), [Crossing(root, 0.5) for root in roots], begun_s=0.0)
+    links, roots = SharedLinks(), [SharedLink("0", 10.0), SharedLink("1", 10.0)]
+    flow = Flow(100, CopyChannel(0.0, 40.0), [Crossing(root, 0.5) for root in roots], begun_s=0.0)
     links.join(flow, 0.0)
     assert flow.rate == 20.0 and roots[0].is_limiting and roots[1].is_limiting
 
 
 def test_a_flow_that_is_stopped_gives_its_share_back() -> None:
-    clock, root, ended = Clock(), Link("root", 10.0), list[tuple[str, float]]()
+    clock, root, ended = Clock(), SharedLink("root", 10.0), list[tuple[str, float]]()
     carrier = Carrier(clock)
 
     def start(name: str, num_bytes: int) -> Flow:
         return carrier.start(
-            num_bytes, Channel(1.0, 10.0), [Crossing(root)], lambda: ended.append((name, clock.now))
+            num_bytes, CopyChannel(1.0, 10.0), [Crossing(root)], lambda: ended.append((name, clock.now))
         )
 
     stopped, unbegun = start("stopped", 1000), start("unbegun", 1000)
@@ -103,7 +103,7 @@ class Plan:
 
     begun_s: float
     num_bytes: int
-    channel: Channel
+    channel: CopyChannel
     # link's number -> weight
     crossed: dict[int, float]
 
@@ -112,7 +112,7 @@ plans = st.builds(
     Plan,
     st.floats(0.0, 20.0),
     st.integers(0, 300),
-    st.builds(Channel, st.sampled_from([0.0, 0.5]), rates),
+    st.builds(CopyChannel, st.sampled_from([0.0, 0.5]), rates),
     st.dictionaries(st.integers(0, 3), shares, max_size=3),
 )
 
@@ -122,7 +122,7 @@ class Run:
 
     def __init__(self, capacities: list[float], plans: list[Plan]) -> None:
         self.clock = Clock()
-        self.links = [Link(str(index), capacity) for index, capacity in enumerate(capacities)]
+        self.links = [SharedLink(str(index), capacity) for index, capacity in enumerate(capacities)]
         self.ended_s: dict[int, float] = {}
         carrier = Carrier(self.clock)
         for index, plan in enumerate(plans):
@@ -153,7 +153,7 @@ class Run:
         assert all(link.is_limiting for link in limiting)
 
 
-def is_bound(flow: Flow, link: Link) -> bool:
+def is_bound(flow: Flow, link: SharedLink) -> bool:
     """The link is full, and nobody on it has more."""
     is_full = link.load >= link.bytes_per_s * (1 - 1e-9)
     return is_full and flow.rate >= max(each.rate for each in link.flows) * (1 - 1e-9)

@@ -20,7 +20,7 @@ from alignedserve.sim.gateway import Stream
 from alignedserve.sim.mixture import is_kept, mixture, real_time
 from alignedserve.sim.model import make_request, num_output_tokens
 from alignedserve.sim.pauses import Pauses
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths, gamma_arrivals, mixed, poisson_arrivals, rate_of
 from alignedserve.timing.cost_presets import load_cost_model
@@ -241,7 +241,7 @@ def ran(policy: str = "aligned", num_be: int = 40, window_s: float | None = None
         scheduling=SchedulingConfig(policy),
         max_num_seqs=16,
         max_model_len=1024,
-        slo=Slo(0.5, 0.1),
+        slo=Objectives(0.5, 0.1),
         foresee=oracle(1024),
     )
     return scenario.simulate(mixed(be, rt))

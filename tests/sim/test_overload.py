@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.report import Report, Slo, latency_of
+from alignedserve.sim.report import Objectives, Report, latency_of
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
 from alignedserve.timing.cost_presets import load_cost_model
@@ -31,7 +31,7 @@ def scenario(policy: str, tpot_s: float = 1.0) -> Scenario:
         COST,
         num_colocated=1,
         max_model_len=2048,
-        slo=Slo(ttft_s=1.0, tpot_s=tpot_s),
+        slo=Objectives(ttft_s=1.0, tpot_s=tpot_s),
         scheduling=SchedulingConfig(policy),
     )
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import make_request
 from tests.sim.islands import COST, limits
 from tests.sim.test_classes import lifetimes_of
@@ -15,7 +15,7 @@ from tests.sim.test_classes import lifetimes_of
 NUM_PROMPTS, NUM_STORIES = 150, 60
 
 
-def island(link: str, policy: str) -> Island:
+def island(link: str, policy: str) -> SimIsland:
     config = IslandConfig(
         cost=COST,
         prefill=limits(),
@@ -26,7 +26,7 @@ def island(link: str, policy: str) -> Island:
         router=RouterConfig(link=link, change_roles=True),
         scheduling=SchedulingConfig(policy, min_batch_requests=4),
     )
-    return Island(config)
+    return SimIsland(config)
 
 
 @pytest.mark.slow

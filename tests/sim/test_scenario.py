@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import inf
 
-from alignedserve.sim.report import Slo
+from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 from tests.sim.islands import COST
 
 
 def test_an_arrival_s_own_objectives_go_before_those_of_all() -> None:
-    scenario = Scenario(COST, slo=Slo(1.0, 0.1))
+    scenario = Scenario(COST, slo=Objectives(1.0, 0.1))
     own = scenario.request(1, Arrival(0.0, Lengths(10, 5), ttft_s=3.0, tbt_s=0.2))
     assert (own.ttft_s, own.tbt_s) == (3.0, 0.2)
     common = scenario.request(2, Arrival(0.0, Lengths(10, 5)))

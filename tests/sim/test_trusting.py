@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Request
 from alignedserve.sim.executor import SimEngine
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import make_request, prompt_of
 from alignedserve.sim.transfers import SimTransfers
 from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
@@ -31,7 +31,7 @@ def many() -> list[Request]:
     return [replace(each, tier="be") if each.key % 3 else each for each in asked]
 
 
-def check_same(policy: str, asked: Sequence[Request], **options: Any) -> Island:
+def check_same(policy: str, asked: Sequence[Request], **options: Any) -> SimIsland:
     """Returns the island where nothing was checked."""
     checked, trusting = (
         play(small_island(policy, pool_blocks=400, is_checked=each, **options), asked)

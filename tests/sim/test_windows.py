@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.sim.island import Island
+from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from tests.sim.islands import finish, limits, small_island
@@ -17,7 +17,7 @@ NUM_PARTS = 4
 GROUPS = {"window": 100, "num_full_groups": 1, "num_sliding_groups": 2}
 
 
-def island_with_batches() -> Island:
+def island_with_batches() -> SimIsland:
     """Of best effort, whose tokens the router keeps back for a moment."""
     island = small_island(prefill=replace(limits(192), **GROUPS), decode=replace(limits(102), **GROUPS))
     requests = [

@@ -21,8 +21,8 @@ from alignedserve.store import (
     StoreLimits,
     Turn,
 )
-from alignedserve.store.base import Order
 from alignedserve.store.conversation_scripts import MAX_GAPS
+from alignedserve.store.records import Order
 from alignedserve.store.redis_parts import PIECE_BYTES
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.responses import sizes_of

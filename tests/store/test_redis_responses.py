@@ -21,7 +21,7 @@ from alignedserve.store import (
     StoreLimits,
     TooManyJobs,
 )
-from alignedserve.store.base import Order
+from alignedserve.store.records import Order
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_parts import PIECE_BYTES
 from alignedserve.store.redis_responses import RedisResponses

@@ -26,8 +26,8 @@ from alignedserve.store import (
     Tally,
     TooManyJobs,
 )
-from alignedserve.store.base import PLACE_KEPT_S, UNCOMMITTED_S, Order, Page
-from alignedserve.store.records import MESSAGE_BATCH, new_file_id, new_job_id
+from alignedserve.store.base import PLACE_KEPT_S, UNCOMMITTED_S, Page
+from alignedserve.store.records import MESSAGE_BATCH, Order, new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from alignedserve.store.server import PrivateServer, find_server, locked

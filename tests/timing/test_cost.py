@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.timing.cost import Attention, Channel, CostModel, ExpertCounts, Host, plain_cost
+from alignedserve.timing.cost import (
+    Attention,
+    CopyChannel,
+    CostModel,
+    ExpertCounts,
+    HostResources,
+    plain_cost,
+)
 from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 from alignedserve.timing.estimate import Estimate
 
@@ -164,18 +171,18 @@ def test_company_and_longer_prompts_never_make_a_token_faster(length: int, other
 
 def test_a_file_without_a_host_is_read_as_one_that_nobody_shares(tmp_path: Path) -> None:
     fields = msgspec.to_builtins(OPT_13B)
-    assert OPT_13B.host == Host(1, gpus_per_pcie_root=2, memory_bytes_per_s=327e9)
+    assert OPT_13B.host == HostResources(1, gpus_per_pcie_root=2, memory_bytes_per_s=327e9)
     del fields["host"]
     path = tmp_path / "old.json"
     path.write_text(json.dumps(fields))
-    assert load_cost_model(str(path)).host == Host(1, gpus_per_pcie_root=1, memory_bytes_per_s=None)
+    assert load_cost_model(str(path)).host == HostResources(1, gpus_per_pcie_root=1, memory_bytes_per_s=None)
     path.write_text(json.dumps(fields | {"host": {"gpus_per_pcie_root": 0}}))
     with pytest.raises(ValueError, match="host.gpus_per_pcie_root=0: must be above 0"):
         load_cost_model(str(path))
 
 
 def test_a_channel_takes_its_latency_and_its_bytes() -> None:
-    assert Channel(0.5, 1000.0).seconds(2000) == pytest.approx(2.5)
+    assert CopyChannel(0.5, 1000.0).seconds(2000) == pytest.approx(2.5)
 
 
 def test_a_model_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:

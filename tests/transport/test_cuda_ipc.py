@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from alignedserve.transport.channel import IPC_HANDLE_BYTES, DeviceMemory
-from alignedserve.transport.cuda_ipc import Driver
+from alignedserve.transport.cuda_ipc import CudaDriver
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -84,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_what_one_process_describes_another_one_maps(library: str) -> None:
-    driver = Driver(library)
+    driver = CudaDriver(library)
     described = driver.describe(BASE + OFFSET, 3 << 30)
     assert described == DeviceMemory(BASE.to_bytes(8, "little") * 8, OFFSET, 3 << 30)
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(described), type=DeviceMemory)
@@ -103,7 +103,7 @@ def test_what_one_process_describes_another_one_maps(library: str) -> None:
     ],
 )
 def test_a_call_that_fails_is_named(library: str, number: int, name: str, error: int) -> None:
-    driver = Driver(library)
+    driver = CudaDriver(library)
     described = driver.describe(BASE, 4096)
     failing = ctypes.c_int.in_dll(ctypes.CDLL(library), "failing")
     failing.value = number

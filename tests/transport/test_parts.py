@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.copiers import ALONE_BYTES, DIRECTIONS, make_copier
+from alignedserve.transport.copiers import ALONE_BYTES, DIRECTIONS
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, make_copier
 from alignedserve.transport.runs import Run
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId

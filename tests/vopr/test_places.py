@@ -13,12 +13,12 @@ from alignedserve.router.events import Closed, Connected, Event, Received, Send
 from alignedserve.sim.clock import Clock
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from alignedserve.vopr.faults import NEAR_DELAYS_S, aimed_faults
-from alignedserve.vopr.history import PEER, ROUTER, AnyAction, Arrive, Cut, Hang, History, Kill
+from alignedserve.vopr.history import PEER, ROUTER, AnyAction, Arrive, Disconnect, Hang, History, Kill
 from alignedserve.vopr.island_run import IslandRun
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import ALL_AIMS, NEAR_S, PLACES, Visits
 from alignedserve.vopr.run import history_of, log_hash, run
-from alignedserve.vopr.tally import Tally
+from alignedserve.vopr.tally import RunTally
 from alignedserve.vopr.transitions import seen
 
 DECODE, POOL, GATEWAY = InstanceId("decode-0"), InstanceId("kvpool-0"), InstanceId("gateway-0")
@@ -89,7 +89,7 @@ def test_a_place_is_what_was_under_way_and_what_failed() -> None:
         killed("island-0/router"),
         killed("island-0/kvpool-0"),
         Hang(at_s=0.0, process=process, seconds=1.0),
-        Cut(at_s=0.0, process=process),
+        Disconnect(at_s=0.0, process=process),
     )
     evicted = "DecodeReport.evicted"
     assert counts == dict.fromkeys(
@@ -117,10 +117,10 @@ def test_what_is_long_over_is_no_place_nor_is_the_death_of_what_is_down() -> Non
 
 
 def test_a_tally_counts_the_seeds_that_visited_a_place() -> None:
-    tally = Tally()
+    tally = RunTally()
     often, seldom = f"{EVICTED} dies", "Evict:peer hangs"
     for visited in ({often: 7, seldom: 1}, {often: 2}, {}):
-        tally.add(Outcome(None, 1.0, 0, 0, 0, visited=Counter(visited)))
+        tally.add(RunOutcome(None, 1.0, 0, 0, 0, visited=Counter(visited)))
     lines = list(tally.lines(1.0))
     assert any(line.endswith(f"visited: 2 of {len(PLACES)}") for line in lines)
     assert f"by the fewest seeds: {seldom} 1, {often} 2" in lines

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from alignedserve.vopr.history import History
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import ALL_AIMS, Aims, aims_of
 from alignedserve.vopr.plan import Plan, make_plan
 from alignedserve.vopr.run import history_of, run
@@ -45,7 +45,9 @@ def test_aims_are_the_same_however_many_seeds_run_at_a_time() -> None:
             while len(running) >= num_running or not drawing.can_draw(seed):
                 ended = running.pop(random.randrange(len(running)))
                 visited = Counter({f"{aim} dies": 1 for aim in aims[ended - 7]})
-                drawing.has_ended(Tried(ended, aims[ended - 7], Outcome(None, 1.0, 0, 0, 0, visited=visited)))
+                drawing.has_ended(
+                    Tried(ended, aims[ended - 7], RunOutcome(None, 1.0, 0, 0, 0, visited=visited))
+                )
             aims.append(drawing.draw(plan_of(5)))
             running.append(seed)
         orders.append(aims)

@@ -10,7 +10,7 @@ from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
 from alignedserve.kernels.cpu.build import PREBUILT_DIR, cpu_features
-from alignedserve.kernels.cpu.library import Loaded, loaded
+from alignedserve.kernels.cpu.library import LoadedLibrary, loaded
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
 # The instruction sets for which the kernels have code, the fastest first.
@@ -68,7 +68,7 @@ def check_backend(case: Case) -> Iterator[Finding]:
         yield ok(f"backend {wanted}")
 
 
-def library_findings(library: Loaded, took_s: float) -> Iterator[Finding]:
+def library_findings(library: LoadedLibrary, took_s: float) -> Iterator[Finding]:
     built = "built before" if library.was_there else f"built in {took_s:.1f} s"
     if library.path.parent == PREBUILT_DIR:
         built = f"from the wheel ({library.path.stem.partition('-')[2]})"

@@ -10,7 +10,7 @@ from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
 from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.models import listed_weights, lora
 from alignedserve.models.locate import NotInCache
@@ -91,7 +91,7 @@ def check_adapters(case: Case) -> Iterator[Finding]:
 
 async def _try_out(model: ServedModel) -> None:
     """Raises ValueError if the tokenizer or chat template is too slow on a few words."""
-    async with contextlib.aclosing(Preparer(model, Limits(), PREPARING)) as preparer:
+    async with contextlib.aclosing(Preparer(model, CallLimits(), PREPARING)) as preparer:
         await preparer.start()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from alignedserve.cli.chat_client import Answer, ChatClient, Refused
+from alignedserve.cli.chat_client import ChatAnswer, ChatClient, NoAnswer
 from alignedserve.cli.doctor.finding import Finding, Level, NotChecked, fail, ok, warn
 from alignedserve.cli.http import refusal, why_away
 
@@ -78,12 +78,12 @@ class Server:
 
     def request(self) -> Iterator[Finding]:
         """Sends a short request and measures the answer's time."""
-        answer = Answer()
+        answer = ChatAnswer()
         client = ChatClient(self._http, self._model(), {"max_tokens": _MAX_TOKENS, "temperature": 0})
         try:
             for _ in client.answer(_QUESTION, answer):
                 pass
-        except Refused as error:
+        except NoAnswer as error:
             raise ValueError(str(error)) from None
         yield ok(answer.stats)
 

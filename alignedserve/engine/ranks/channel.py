@@ -33,7 +33,7 @@ class ChannelClosed(ConnectionError):
     """The other end has closed the connection."""
 
 
-class Channel:
+class RankChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 

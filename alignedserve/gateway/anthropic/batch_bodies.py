@@ -11,11 +11,10 @@ from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.validate import Validator
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.fields import BodyFields
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.store import Problem
 
@@ -41,7 +40,7 @@ class PreparedBatch(DirectAnswer, frozen=True, kw_only=True):
     model: str | None
 
 
-def message_batch(body: MessageBatchBody, model: ServedModel, limits: Limits) -> PreparedBatch:
+def message_batch(body: MessageBatchBody, model: ServedModel, limits: CallLimits) -> PreparedBatch:
     """Returns the batch that the body asks for. Includes the checks of a job's file, so that no job fails by them
     later. Raises ApiError."""
     validator = Validator(ANTHROPIC_PATH, model.names)

@@ -16,8 +16,8 @@ from fastapi.responses import Response
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, MessageBatchBody, PreparedBatch
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.http.auth_limits import share_of
+from alignedserve.gateway.generation.responding import RequestBuilder
+from alignedserve.gateway.http.access import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.json_pieces import AnswerStream, Json

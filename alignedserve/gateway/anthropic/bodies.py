@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.chat import AnyChatBody, Conversation
 from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
 from alignedserve.gateway.http.fields import BodyFields

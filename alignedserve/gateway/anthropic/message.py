@@ -10,9 +10,8 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
-from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.tools.calls import arguments_of

@@ -8,14 +8,18 @@ from fastapi.responses import Response
 
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, answer_directly, read_call, respond
+from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
+from alignedserve.gateway.generation.endpoint import Answering, DirectAnswer, Endpoint
+from alignedserve.gateway.generation.responding import (
+    ANSWERED,
+    RequestBuilder,
+    answer_directly,
+    read_call,
+    respond,
+)
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 
 
@@ -32,7 +36,7 @@ class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
         return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
 
 
-def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
+def message(body: MessagesBody, model: ServedModel, limits: CallLimits) -> PreparedMessage:
     """Returns the call of a message. Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
@@ -43,7 +47,7 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         return PreparedMessage(**found)
 
 
-def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def count_tokens(body: CountTokensBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     """Returns the number of tokens of a prompt, which need not fit: clients ask to see how much they have to leave out.
     Raises ApiError and InvalidRequest."""
     with body.naming():

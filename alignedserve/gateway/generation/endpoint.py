@@ -6,20 +6,207 @@ result is bounded by the server's limits.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from alignedserve.gateway.generation.prepared import DirectAnswer, PreparedCall
+from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.generation import Generation, ResponseBuilder
+from alignedserve.gateway.generation.service import Service, ServiceTier
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.http.fields import check_number, take_unknown
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.http.json_pieces import Piece
+from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
+
+# ---- a valid call, ready to become requests --------------------------------------------------------------------------
+
+# The type of token ids in `Prepared.prompts`: four bytes each.
+_ID: Final = "i"
+TOKEN_BYTES: Final = 4
+# token ids that are unpacked at a time, which takes a millisecond
+_STEP_IDS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What a response builder needs besides the call."""
+
+    model: ServedModel
+    service: Service
+    prompts: Sequence[list[int]]
+    # Seconds since 1970.
+    created: int
+
+
+class CallRunner(Protocol):
+    """What a call needs to run: see RequestBuilder."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def islands(self) -> Islands: ...
+
+    @property
+    def embedding_pooling(self) -> str: ...
+
+    async def build(
+        self, call: Prepared, service: Service, owner: str
+    ) -> tuple[Generation, ResponseBuilder]: ...
+
+
+class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid call of any kind."""
+
+    # The token ids of each prompt, packed: lists take long to encode and decode.
+    prompts: list[bytes]
+    # The service that the call asks for.
+    service_tier: ServiceTier | None
+    ttft_ms: float | None
+    cache_salt: str
+    # Parameters of the body that were ignored: unknown ones, and those without effect on this model.
+    ignored: list[str] = []
+    # See messages.Request.
+    adapter: str = ""
+
+    async def whole(
+        self, runner: CallRunner, service: Service, owner: str
+    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
+        """Runs the call to its end. Returns its answer as JSON, and the usage. `owner` is the owner of its API key
+        (http/keys.py). Raises ApiError and InvalidRequest."""
+        raise NotImplementedError
+
+
+class Prepared(PreparedCall, frozen=True, kw_only=True):
+    """A valid call for tokens. Its grammar is not compiled yet: another process does that. Each API adds what its
+    answer shows."""
+
+    params: SamplingParams
+    # The name of the parameter that determines the form of the output.
+    structure_name: str
+    is_stream: bool
+    tbt_ms: float | None
+    # False: the client asks for data that comes with the first token, and not for the token itself.
+    gives_output: bool = True
+    # Whether the stream reports the progress of the prompt.
+    reports_progress: bool = False
+
+    async def whole(
+        self, runner: CallRunner, service: Service, owner: str
+    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
+        generation, builder = await runner.build(self, service, owner)
+        try:
+            await generation.collect(builder.add)
+        finally:
+            generation.close()
+        return builder.whole(generation.usage), generation.usage.body
+
+    def response_builder(self, answering: Answering) -> ResponseBuilder:
+        raise NotImplementedError
+
+
+class DirectAnswer(msgspec.Struct, frozen=True):
+    """The answer of an endpoint that needs no engine."""
+
+    # JSON. It may have megabytes, and is a view of the child process's answer.
+    body: memoryview
+    ignored: list[str] = []
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    return array(_ID, ids).tobytes()
+
+
+def ids_of(packed_ids: bytes) -> list[int]:
+    ids = array(_ID)
+    ids.frombytes(packed_ids)
+    return ids.tolist()
+
+
+def salt_of(owner: str, asked: str) -> str:
+    """Returns the salt of a call's requests. Owners do not share KV, because the time to the first token would reveal
+    whether another owner sent the same prompt."""
+    return f"{owner} {asked}" if owner else asked
+
+
+async def unpacked(packed: bytes) -> list[int]:
+    """Unpacks a prompt of a prepared call."""
+    ids: list[int] = []
+    step = TOKEN_BYTES * _STEP_IDS
+    for start in range(0, len(packed), step):
+        if start:
+            # Lets streams continue.
+            await asyncio.sleep(0)
+        ids += ids_of(packed[start : start + step])
+    return ids
+
+
+# ---- checks of every call, before and after its prompts are tokenised ------------------------------------------------
+
+
+def check_body(body: GenerationBody, model: ServedModel, limits: CallLimits) -> None:
+    """Checks the model's name and the numbers of token ids, before tokenising. Raises ApiError and InvalidRequest."""
+    model.check_name(body.model)
+    limits.check_counts(body.stop_token_ids, body.logit_bias)
+
+
+def check_structure(params: SamplingParams, name: str, limits: CallLimits) -> None:
+    """Checks the size of the schema or grammar, which is the value of the parameter `name`. Raises ApiError."""
+    num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
+    if num_bytes > limits.max_grammar_bytes:
+        message = f"{name}: {num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed"
+        raise ApiError(400, message, param=name)
+
+
+def checked_prompts(
+    body: GenerationBody,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    model: ServedModel,
+    limits: CallLimits,
+) -> SamplingParams:
+    """Checks the prompts, and returns `params` with max_tokens reduced to what fits. Raises ApiError and
+    InvalidRequest."""
+    lengths = list(map(len, prompts))
+    limits.check_prompts(lengths, params)
+    for prompt in prompts:
+        model.check(prompt, params)
+    return limits.with_room_for_logprobs(lengths, params, body.num_kept_logprobs, model.max_model_len)
+
+
+def fields_of(
+    body: GenerationBody,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    structure_name: str,
+    model: ServedModel,
+) -> dict[str, Any]:
+    """Returns the fields that every prepared call has."""
+    return {
+        "prompts": [packed(prompt) for prompt in prompts],
+        "params": params,
+        "structure_name": structure_name,
+        "is_stream": bool(body.stream),
+        "service_tier": body.service_tier,
+        "ttft_ms": body.slo.ttft_ms if body.slo else None,
+        "tbt_ms": body.slo.tbt_ms if body.slo else None,
+        "cache_salt": body.cache_salt or "",
+        "adapter": model.adapter_of(body.model),
+    }
+
+
+# ---- from a body to a call -------------------------------------------------------------------------------------------
+
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
@@ -79,7 +266,7 @@ class Endpoint:
         self,
         data: bytes,
         model: ServedModel,
-        limits: Limits,
+        limits: CallLimits,
         is_strict: bool = False,
         beside: Beside = Beside(),
     ) -> Result:
@@ -99,7 +286,7 @@ class Endpoint:
         return msgspec.structs.replace(made, ignored=ignored) if unknown else made
 
     def prepare_encoded(
-        self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool, beside: Beside
+        self, data: bytes, model: ServedModel, limits: CallLimits, is_strict: bool, beside: Beside
     ) -> bytes:
         """Returns the result of `prepare`, encoded for another process. Raises the same."""
         made = self.prepare(data, model, limits, is_strict, beside)

@@ -1,17 +1,19 @@
-"""One API call: a request to a router for each prompt and choice, and the tokens that arrive."""
+"""One API call: a request to a router for each prompt and choice, and the tokens that arrive for its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.output_queue import News
 from alignedserve.gateway.model.served_model import ServedModel
@@ -19,8 +21,7 @@ from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
-from alignedserve.sampling_params import MAX_SEED, SamplingParams
-from alignedserve.seeds import child_seed
+from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.text.stop import StopStrings
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import RequestKey
@@ -268,3 +269,41 @@ def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
 
 def new_key() -> RequestKey:
     return RequestKey(1 + secrets.randbelow(2**63 - 1))
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+# Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it
+# arrives, at a cost that does not grow with the answer so far. Large parts are made in pieces (http/json_pieces.py).
+
+
+class ResponseBuilder(ABC):
+    """An answer is either made whole, by `add` and `whole`, or streamed, by the other methods."""
+
+    @abstractmethod
+    def add(self, delta: ChoiceDelta) -> None: ...
+
+    @abstractmethod
+    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
+        """Yields the answer, after all deltas were added."""
+
+    def progress(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes:
+        """Returns the event that reports a prompt's progress, in APIs that have one."""
+        return b""
+
+    @abstractmethod
+    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
+        """Returns the events before those of `delta`, if there are any. They may be large. `usage` includes this
+        delta."""
+
+    @abstractmethod
+    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes | Iterable[Piece]:
+        """Returns the events of new tokens, in pieces if they may be large. Empty for a token without text."""
+
+    @abstractmethod
+    def end(self, usage: TokenUsage) -> Iterable[Piece]:
+        """Returns the events after the last delta."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes | Iterable[Piece]:
+        """Returns the events that end a failed stream."""

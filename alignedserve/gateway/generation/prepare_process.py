@@ -16,7 +16,7 @@ import sys
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.gateway.generation.endpoint import (
     Beside,
     ConversationNeeded,
@@ -26,7 +26,7 @@ from alignedserve.gateway.generation.endpoint import (
     Needed,
 )
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class Greeting(msgspec.Struct, frozen=True):
     tokenizer: TokenizerParts | None
     parses_special_tokens: bool
     embedding_size: int | None
-    limits: Limits
+    limits: CallLimits
     is_strict: bool
     # CPU seconds within which the process must be ready for bodies.
     start_s: float

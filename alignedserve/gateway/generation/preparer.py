@@ -19,7 +19,14 @@ from functools import cached_property
 
 import msgspec
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Expands, Result
+from alignedserve.gateway.generation.endpoint import (
+    ConversationNeeded,
+    DirectAnswer,
+    Endpoint,
+    Expands,
+    Prepared,
+    Result,
+)
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
     NICENESS,
@@ -29,12 +36,11 @@ from alignedserve.gateway.generation.prepare_process import (
     PrepareReply,
     TokenizerParts,
 )
-from alignedserve.gateway.generation.prepared import DirectAnswer, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.fair_queue import FairQueue, QueueTimeout
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
@@ -121,7 +127,7 @@ class PrepareLane:
 
 
 class Preparer:
-    def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
+    def __init__(self, model: ServedModel, limits: CallLimits, module: str, is_strict: bool = False) -> None:
         """`module` is the child process's module, with all endpoints (gateway/endpoints.py). With `is_strict`,
         unknown parameters are refused."""
         self.model = model

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
 from alignedserve.gateway.limits.fair_queue import FairQueue
 from alignedserve.structured_outputs import StructuredOutputsParams

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.process.child import ENDED, hear, start, tell
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text import grammar_process

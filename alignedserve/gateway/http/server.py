@@ -15,7 +15,7 @@ from alignedserve.gateway.http.connection import HEAD_S, HttpConnection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 
 # seconds that open streams have to end when the server stops
 GOODBYE_S = 1
@@ -34,7 +34,7 @@ class GatewayServer(uvicorn.Server):
         self,
         app: FastAPI,
         around: Around,
-        max_connections: int = Limits.max_connections,
+        max_connections: int = CallLimits.max_connections,
         is_shared: bool = False,
     ) -> None:
         """`is_shared`: other gateways accept connections from the same socket."""

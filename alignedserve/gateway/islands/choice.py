@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from alignedserve.protocol.messages import Load, Request
-from alignedserve.scheduling.prefix_affinity import PrefixAffinity
+from alignedserve.scheduling.prefixes import PrefixAffinity
 
 # An island is crowded if it has more requests per decode instance than CROWDED_TIMES those of another, plus
 # CROWDED_MORE. On benchmarks/island_choice.py factors of 1 and 1.15 are no better.

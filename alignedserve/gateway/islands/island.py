@@ -67,13 +67,13 @@ class Open:
         outputs.put(self.request, self.stats.owner, self.tell, news)
 
 
-class Island:
+class IslandClient:
     def __init__(
         self,
         address: RouterAddress,
         me: InstanceId,
         fingerprint: Mapping[str, str],
-        on_lost: Callable[[Island], None] = lambda island: None,
+        on_lost: Callable[[IslandClient], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
         outputs: OutputQueue | None = None,
     ) -> None:

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
 from alignedserve.gateway.islands.choice import best
-from alignedserve.gateway.islands.island import Island
+from alignedserve.gateway.islands.island import IslandClient
 from alignedserve.gateway.islands.output_queue import News, OutputQueue
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Cluster, Request
-from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes
 from alignedserve.types import InstanceId, RequestKey
 
 # number of requests that are closed in one turn of the event loop
@@ -43,14 +43,14 @@ class Islands:
         self._on_drain = on_drain
         self._outputs = OutputQueue()
         # By island number.
-        self._islands: dict[int, Island] = {
+        self._islands: dict[int, IslandClient] = {
             number: self._make(router) for number, router in enumerate(routers, first_number)
         }
         # Messages for people about processes that should run and do not.
         self.missing: Sequence[str] = ()
         # Number of islands that the traffic needs. 0: unknown.
         self.num_wanted = 0
-        self._running: dict[asyncio.Task[None], Island] = {}
+        self._running: dict[asyncio.Task[None], IslandClient] = {}
         # This is set when `run` has something to do.
         self._changed = asyncio.Event()
         self._is_stopped = False
@@ -123,7 +123,7 @@ class Islands:
     def open(
         self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
     ) -> None:
-        """Opens the request at an island (Island.open). `prediction` is the predicted length of its answer."""
+        """Opens the request at an island (IslandClient.open). `prediction` is the predicted length of its answer."""
         islands = self._islands.values()
         has_choice = len(islands) > 1 and any(island.outlook.has_caches for island in islands)
         hashes = block_hashes(request) if has_choice else []
@@ -169,10 +169,10 @@ class Islands:
                 raise answer
         return clusters
 
-    def _make(self, router: RouterAddress) -> Island:
-        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._outputs)
+    def _make(self, router: RouterAddress) -> IslandClient:
+        return IslandClient(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._outputs)
 
-    def _start(self, island: Island) -> None:
+    def _start(self, island: IslandClient) -> None:
         task = asyncio.create_task(island.run())
         self._running[task] = island
         task.add_done_callback(lambda _: self._changed.set())
@@ -183,10 +183,10 @@ class Islands:
             del self._running[task]
             task.result()
 
-    def _rescue(self, lost: Island) -> None:
+    def _rescue(self, lost: IslandClient) -> None:
         self._move(lost, [island for island in self._islands.values() if island is not lost and island.is_up])
 
-    def _move(self, lost: Island, others: Sequence[Island]) -> None:
+    def _move(self, lost: IslandClient, others: Sequence[IslandClient]) -> None:
         if others:
             for entry in lost.take_all():
                 island = best(others, entry.request)

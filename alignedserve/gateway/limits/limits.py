@@ -24,7 +24,7 @@ MAX_TBT_MS = 60_000.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class CallLimits:
     max_body_bytes: Annotated[int, "maximum bytes of a request body; more is a 413"] = 8 << 20
     max_total_body_bytes: Annotated[
         int, "maximum bytes of all request bodies in memory, half of them per API key; more is a 503"

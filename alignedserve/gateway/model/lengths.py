@@ -21,9 +21,8 @@ from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.corpus import Example, examples, learn
-from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.lengths.predictor import Predictor, teaches
+from alignedserve.lengths.predictor import Predictor, make_encoder, teaches
 from alignedserve.lengths.state import CorruptState, dump, load
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.store import Store, StoreAway

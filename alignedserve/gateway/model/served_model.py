@@ -11,10 +11,9 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import alignedserve
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.validate import Vocabulary, check_ids, check_request
+from alignedserve.engine.request import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.tools.harmony import is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
@@ -24,6 +23,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
+from alignedserve.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ServedModel:
     def system_fingerprint(self) -> str:
         """Returns OpenAI's `system_fingerprint`: while it is unchanged, the same request with the same seed should get
         the same answer."""
-        identity = f"{alignedserve.__version__} {self.name} {self.vocabulary.size} {self.max_model_len}"
+        identity = f"{__version__} {self.name} {self.vocabulary.size} {self.max_model_len}"
         return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     @classmethod

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.chat import AnyChatBody, Conversation
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 import msgspec
 
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
-from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
 from alignedserve.gateway.model.served_model import ServedModel

@@ -10,15 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from alignedserve.gateway.chat.conversation import readable, template_variables, tool_variables
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import answer_directly
+from alignedserve.gateway.generation.chat import readable, template_variables, tool_variables
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
+from alignedserve.gateway.generation.responding import RequestBuilder, answer_directly
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
 from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
@@ -62,7 +60,7 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def tokenized(body: TokenizeBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     model.check_name(body.model)
     tokens, ignored = _tokens(model, body)
     strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
@@ -75,7 +73,7 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> DirectA
     return DirectAnswer(memoryview(msgspec.json.encode(found)), ignored=ignored)
 
 
-def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> DirectAnswer:
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
     model.check_name(body.model)
     return DirectAnswer(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
 

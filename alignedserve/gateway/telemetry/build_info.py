@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import alignedserve
+from alignedserve.version import __version__
 
 # An image has no repository. Its build sets this variable.
 VARIABLE = "ALIGNEDSERVE_COMMIT"
@@ -19,9 +20,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 def build_info() -> tuple[str, str]:
     """Returns the version and the commit. The commit is empty if it is not known. Changes that were not committed are
     not seen."""
-    return alignedserve.__version__, commit_of(
-        Path(alignedserve.__file__).parents[1], os.environ.get(VARIABLE)
-    )
+    return __version__, commit_of(Path(alignedserve.__file__).parents[1], os.environ.get(VARIABLE))
 
 
 def commit_of(root: Path, given: str | None) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from alignedserve.gateway.http.auth_limits import DrainState
+from alignedserve.gateway.http.access import DrainState
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.protocol.messages import Cluster, ProcessStatus
 from alignedserve.store import Store

@@ -27,9 +27,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-import alignedserve
 from alignedserve.gateway.http.request_id import CurrentCall
 from alignedserve.gateway.telemetry.telemetry import RequestStats
+from alignedserve.version import __version__
 
 # The router's states as stages of a request. The last stage ends with the request, and has no state.
 STAGES = {
@@ -56,7 +56,7 @@ class OtelTraces:
         resource = Resource.create({"service.name": "alignedserve"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("alignedserve", alignedserve.__version__)
+        self._tracer = self._provider.get_tracer("alignedserve", __version__)
         # Nanoseconds between the Unix epoch and the start of time.monotonic().
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 

@@ -22,12 +22,12 @@ import httpcore2
 import httpx2
 from msgspec.structs import replace
 
-import alignedserve
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.network import PublicNetwork
 from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
 from alignedserve.store.looking import Looking
 from alignedserve.store.retry import retried
+from alignedserve.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Deliverer:
         headers = signed_headers(delivery.event_id, time.time(), delivery.body, self._secrets)
         headers |= {
             "content-type": "application/json",
-            "user-agent": f"alignedserve/{alignedserve.__version__}",
+            "user-agent": f"alignedserve/{__version__}",
             "connection": "close",
         }
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-import alignedserve
 from alignedserve.engine.build import BuiltEngine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import POOL_FACT
 from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.timing.cost import ExpertCounts
+from alignedserve.version import __version__
 
 
 def facts_of(built: BuiltEngine, config: EngineConfig, pool_kv_dtype: str = "auto") -> dict[str, str]:
@@ -44,7 +44,7 @@ def facts_from(
     """Returns the facts. The weights' values don't matter, but the model's shape does; it is included as a digest."""
     digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
     found = {
-        "alignedserve": alignedserve.__version__,
+        "alignedserve": __version__,
         "torch": str(torch.__version__),
         # Not the directory's name: serve gives instances the directory where the model was found.
         "model": _shape_name(model_config),

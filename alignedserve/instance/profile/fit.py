@@ -25,7 +25,7 @@ from alignedserve.timing.cost import (
     FREE_COPIES,
     CostModel,
     ExpertCounts,
-    Line,
+    LinearCost,
     chunk_pairs,
     chunk_reads,
     seen_lengths,
@@ -43,7 +43,7 @@ _LEAST_S = 1e-12
 
 @dataclass(frozen=True)
 class DecodeFit:
-    lines: list[Line]
+    lines: list[LinearCost]
     attention_s: float
     far_s: float
     num_near: int
@@ -186,14 +186,14 @@ def _nears(total: Numbers) -> list[int]:
 def _fit_lines(
     count: Numbers, total: Numbers, hit: Numbers, seconds: Numbers, which: NDArray[np.intp], num_near: int
 ) -> DecodeFit:
-    lines, attention_s, far_s, experts_s = list[Line](), 0.0, 0.0, 0.0
+    lines, attention_s, far_s, experts_s = list[LinearCost](), 0.0, 0.0, 0.0
     far = np.maximum(total - num_near, 0)
     for _ in range(_NUM_ROUNDS):
         kinds = np.unique(which)
         of_lines = [(which == kind) * factor for kind in kinds for factor in (np.ones_like(count), count)]
         columns = np.stack([*of_lines, total, far, hit], axis=1)
         *found, attention_s, far_s, experts_s = least_squares(columns, seconds).tolist()
-        lines = [Line(*found[index : index + 2]) for index in range(0, len(found), 2)]
+        lines = [LinearCost(*found[index : index + 2]) for index in range(0, len(found), 2)]
         again = np.argmax([line.fixed_s + line.token_s * count for line in lines], axis=0)
         if (again == which).all():
             break
@@ -201,7 +201,7 @@ def _fit_lines(
     return DecodeFit(lines, max(attention_s, _LEAST_S), far_s, num_near, experts_s)
 
 
-def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
+def _longest(lines: Sequence[LinearCost], count: Numbers) -> Numbers:
     longest: Numbers = np.max([line.fixed_s + line.token_s * count for line in lines], axis=0)
     return longest
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alignedserve.instance.profile.fit import least_squares
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 
 # The resolution of a clock, in seconds.
 LEAST_S = 1e-9
@@ -23,7 +23,7 @@ class Copied:
     seconds: float
 
 
-def fit_channel(copies: Sequence[Copied]) -> Channel:
+def fit_channel(copies: Sequence[Copied]) -> CopyChannel:
     """Fits copies of a few sizes. For each size the quickest one counts, because it was disturbed least. If there is
     only one size, or larger copies took no longer, the rate is the largest size's and the latency is zero."""
     seconds: dict[int, float] = {}
@@ -36,8 +36,8 @@ def fit_channel(copies: Sequence[Copied]) -> Channel:
         latency_s, byte_s = fit_line(seconds)
     if byte_s < _LEAST_BYTE_S:
         largest = max(seconds)
-        return Channel(0.0, largest / seconds[largest])
-    return Channel(latency_s, 1 / byte_s)
+        return CopyChannel(0.0, largest / seconds[largest])
+    return CopyChannel(latency_s, 1 / byte_s)
 
 
 def fit_line(seconds: Mapping[int, float]) -> tuple[float, float]:

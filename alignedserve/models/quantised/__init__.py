@@ -10,10 +10,18 @@ import torch
 
 from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.quantised import awq, gptq, mxfp4, packed, plain
-from alignedserve.models.quantised.layout import Layout, Stored
+from alignedserve.models.quantised.layout import Layout, StoredTensor
 from alignedserve.ops.quantise import FP8, FP8_DTYPE, MXFP4, QuantisedWeight
 
-__all__ = ["LAYOUTS", "Stored", "StoredTensors", "check_expert", "check_layer", "take_expert", "take_layer"]
+__all__ = [
+    "LAYOUTS",
+    "StoredTensor",
+    "StoredTensors",
+    "check_expert",
+    "check_layer",
+    "take_expert",
+    "take_layer",
+]
 
 LAYOUTS: dict[str, Layout] = {
     "awq": awq,
@@ -27,12 +35,12 @@ LAYOUTS: dict[str, Layout] = {
 class StoredTensors(Protocol):
     """The stored tensors of a checkpoint. Each call counts the tensor as taken."""
 
-    def stored_dtype(self, name: str, wanted: Stored) -> torch.dtype | None:
+    def stored_dtype(self, name: str, wanted: StoredTensor) -> torch.dtype | None:
         """Returns the tensor's dtype; None if an optional tensor is missing. Raises ValueError with its name if it is
         required and missing, or has another shape or dtype."""
         ...
 
-    def take_stored(self, name: str, wanted: Stored) -> torch.Tensor | None:
+    def take_stored(self, name: str, wanted: StoredTensor) -> torch.Tensor | None:
         """Returns a view of the file. Raises the errors of `stored_dtype`."""
         ...
 
@@ -106,7 +114,7 @@ def check_expert(layer: str, shape: tuple[int, int, int], of: StoredTensors) -> 
     )
 
 
-def _of_experts(layer: str, shape: tuple[int, int, int]) -> Iterable[tuple[str, Stored]]:
+def _of_experts(layer: str, shape: tuple[int, int, int]) -> Iterable[tuple[str, StoredTensor]]:
     try:
         return mxfp4.tensors(shape).items()
     except ValueError as error:
@@ -119,7 +127,7 @@ def _layout(config: QuantisedConfig) -> Layout:
     return LAYOUTS[config.layout]
 
 
-def _tensors(config: QuantisedConfig, layer: str, shape: tuple[int, int]) -> Mapping[str, Stored]:
+def _tensors(config: QuantisedConfig, layer: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
     try:
         return _layout(config).tensors(config, shape)
     except ValueError as error:

@@ -8,20 +8,27 @@ from collections.abc import Mapping
 import torch
 
 from alignedserve.models.config import QuantisedConfig
-from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales, num_groups, num_words, unpacked
+from alignedserve.models.quantised.layout import (
+    FLOATS,
+    StoredTensor,
+    as_scales,
+    num_groups,
+    num_words,
+    unpacked,
+)
 from alignedserve.ops.quantise import BITS, QuantisedWeight
 
 # The place in a word of each of eight outputs. From the lowest bits up, a word has outputs 0, 2, 4, 6, 1, 3, 5, 7.
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
-def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
     num_out, num_in = shape
     groups, words = num_groups(config, shape), num_words(num_out, BITS[config.kind], "outputs")
     return {
-        "qweight": Stored(((num_in, words),), ("I32",)),
-        "qzeros": Stored(((groups, words),), ("I32",)),
-        "scales": Stored(((groups, num_out),), FLOATS),
+        "qweight": StoredTensor(((num_in, words),), ("I32",)),
+        "qzeros": StoredTensor(((groups, words),), ("I32",)),
+        "scales": StoredTensor(((groups, num_out),), FLOATS),
     }
 
 

@@ -7,18 +7,25 @@ from collections.abc import Mapping
 import torch
 
 from alignedserve.models.config import QuantisedConfig
-from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales, num_groups, num_words, unpacked
+from alignedserve.models.quantised.layout import (
+    FLOATS,
+    StoredTensor,
+    as_scales,
+    num_groups,
+    num_words,
+    unpacked,
+)
 from alignedserve.ops.quantise import BITS, ZEROS, QuantisedWeight
 
 
-def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
     num_out, num_in = shape
     bits, groups = BITS[config.kind], num_groups(config, shape)
     return {
-        "qweight": Stored(((num_words(num_in, bits, "inputs"), num_out),), ("I32",)),
-        "qzeros": Stored(((groups, num_words(num_out, bits, "outputs")),), ("I32",)),
-        "scales": Stored(((groups, num_out),), FLOATS),
-        "g_idx": Stored(((num_in,),), ("I32",), is_optional=True),
+        "qweight": StoredTensor(((num_words(num_in, bits, "inputs"), num_out),), ("I32",)),
+        "qzeros": StoredTensor(((groups, num_words(num_out, bits, "outputs")),), ("I32",)),
+        "scales": StoredTensor(((groups, num_out),), FLOATS),
+        "g_idx": StoredTensor(((num_in,),), ("I32",), is_optional=True),
     }
 
 

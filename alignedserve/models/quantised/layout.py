@@ -17,7 +17,7 @@ WORD_BITS = 32
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A stored tensor of a layer, with its possible shapes and dtypes."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -26,7 +26,7 @@ class Stored:
 
 
 class Layout(Protocol):
-    def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+    def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
         """Returns the tensors of a layer [out, in], by the suffix of their names. Raises ValueError if the layer can't
         be stored in this layout."""
         ...

@@ -7,21 +7,24 @@ from collections.abc import Mapping
 
 import torch
 
-from alignedserve.models.quantised.layout import Stored
+from alignedserve.models.quantised.layout import StoredTensor
 from alignedserve.ops.quantise import MXFP4, QuantisedWeight
 
 GROUP, GROUP_BYTES = 32, 16
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
-def tensors(shape: tuple[int, int, int]) -> Mapping[str, Stored]:
+def tensors(shape: tuple[int, int, int]) -> Mapping[str, StoredTensor]:
     """Returns the tensors of such a layer [expert, out, in], by the suffix of their names. Raises ValueError if groups
     do not divide the inputs."""
     num_experts, num_out, num_in = shape
     if num_in % GROUP:
         raise ValueError(f"its {num_in} inputs are not whole groups of {GROUP}")
     groups = (num_experts, num_out, num_in // GROUP)
-    return {BLOCKS: Stored(((*groups, GROUP_BYTES),), ("U8",)), SCALES: Stored((groups,), ("U8", "F8_E8M0"))}
+    return {
+        BLOCKS: StoredTensor(((*groups, GROUP_BYTES),), ("U8",)),
+        SCALES: StoredTensor((groups,), ("U8", "F8_E8M0")),
+    }
 
 
 def weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:

@@ -7,26 +7,33 @@ from collections.abc import Mapping
 import torch
 
 from alignedserve.models.config import QuantisedConfig
-from alignedserve.models.quantised.layout import FLOATS, WORD_BITS, Stored, as_scales, num_groups, unpacked
+from alignedserve.models.quantised.layout import (
+    FLOATS,
+    WORD_BITS,
+    StoredTensor,
+    as_scales,
+    num_groups,
+    unpacked,
+)
 from alignedserve.ops.quantise import BITS, QuantisedWeight
 
 
-def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
     num_out, num_in = shape
     groups, per_word = num_groups(config, shape), WORD_BITS // BITS[config.kind]
     of_groups = (num_out, groups)
     # One scale for the whole layer is stored as one entry.
     scales = (of_groups,) if config.num_outputs else ((1,), ())
     found = {
-        "weight_packed": Stored(((num_out, -(-num_in // per_word)),), ("I32",)),
-        "weight_scale": Stored(scales, FLOATS),
-        "weight_shape": Stored(((2,),), ("I64", "I32")),
+        "weight_packed": StoredTensor(((num_out, -(-num_in // per_word)),), ("I32",)),
+        "weight_scale": StoredTensor(scales, FLOATS),
+        "weight_shape": StoredTensor(((2,),), ("I64", "I32")),
         # The order of inputs, if they are reordered.
-        "weight_g_idx": Stored(((num_in,),), ("I32",), is_optional=True),
+        "weight_g_idx": StoredTensor(((num_in,),), ("I32",), is_optional=True),
     }
     if config.has_zeros:
         words = (-(-num_out // per_word), groups)
-        found["weight_zero_point"] = Stored((words,), ("I32",))
+        found["weight_zero_point"] = StoredTensor((words,), ("I32",))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from alignedserve.models.config import QuantisedConfig
-from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales
+from alignedserve.models.quantised.layout import FLOATS, StoredTensor, as_scales
 from alignedserve.ops.quantise import FP8, QuantisedWeight, to_unsigned
 
 
@@ -19,16 +19,16 @@ class _Elements:
     def __init__(self, scale_name: str) -> None:
         self._scale_name = scale_name
 
-    def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+    def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
         is_fp8, num_out = config.kind == FP8, shape[0]
         found = {
-            "weight": Stored((shape,), ("F8_E4M3",) if is_fp8 else ("I8",)),
-            self._scale_name: Stored(_scale_shapes(config, shape), FLOATS),
+            "weight": StoredTensor((shape,), ("F8_E4M3",) if is_fp8 else ("I8",)),
+            self._scale_name: StoredTensor(_scale_shapes(config, shape), FLOATS),
         }
         if config.has_zeros:
-            found["weight_zero_point"] = Stored(((num_out, _num_groups(config, shape)),), ("I8",))
+            found["weight_zero_point"] = StoredTensor(((num_out, _num_groups(config, shape)),), ("I8",))
         if config.has_input_scales:
-            found["input_scale"] = Stored(((1,), ()), FLOATS)
+            found["input_scale"] = StoredTensor(((1,), ()), FLOATS)
         return found
 
     def weight(

@@ -68,7 +68,7 @@ _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
 
 
 @dataclass(eq=False, slots=True)
-class Mark:
+class AliseMark:
     """The policy's data of a request."""
 
     # Seconds per token of its answer.
@@ -86,7 +86,7 @@ class Mark:
     kept_until_s: float = 0.0
 
 
-class Predictor:
+class RemainingTimePredictor:
     """Predicts the remaining time of requests."""
 
     def __init__(self, estimate: Estimate | None) -> None:
@@ -111,7 +111,7 @@ class AliseDecode(DecodePart):
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config)
-        self._predictor = Predictor(estimate)
+        self._predictor = RemainingTimePredictor(estimate)
         # A request that would be computed again does not leave before its blocks are needed.
         keeps_free = config.preemption_mode == "swap"
         self._num_kept_free = int(KEPT_FREE * limits.num_blocks) if keeps_free else 0
@@ -186,7 +186,7 @@ class AliseDecode(DecodePart):
         if mark is None:
             prompt_len = request.num_tokens - request.num_output
             token_s = self._predictor.token_s(prompt_len)
-            request.mark = Mark(token_s, length, 0, request.num_output, now, request.last_run)
+            request.mark = AliseMark(token_s, length, 0, request.num_output, now, request.last_run)
             return
         if length > mark.length:
             mark.length, mark.num_exceeded = length, mark.num_exceeded + 1
@@ -249,16 +249,16 @@ class AliseDecode(DecodePart):
         return remaining_s(request) > remaining_s(other) + return_s
 
 
-def _own_queue(mark: Mark, remaining_s: float) -> int:
+def _own_queue(mark: AliseMark, remaining_s: float) -> int:
     return min(bisect_left(_QUEUE_ENDS_S, remaining_s) + mark.num_exceeded, NUM_QUEUES - 1)
 
 
-def _num_rises(mark: Mark, now: float) -> int:
+def _num_rises(mark: AliseMark, now: float) -> int:
     num_rises = int((now - mark.ran_s) / AGE_S)
     return max(num_rises, mark.num_kept) if now < mark.kept_until_s else num_rises
 
 
-def _risen(mark: Mark, own_queue: int, now: float) -> int:
+def _risen(mark: AliseMark, own_queue: int, now: float) -> int:
     """Returns the queue to which it has risen from its own."""
     return max(own_queue - _num_rises(mark, now), 0)
 

@@ -56,7 +56,7 @@ BASE_SIZE = 128
 WEIGHT = 0.1
 
 
-class Batch:
+class BatchInTime:
     """The requests of an iteration, and how long it would take."""
 
     def __init__(self, at: DecodeBoundary, estimate: Estimate | None, config: SchedulingConfig) -> None:
@@ -246,9 +246,11 @@ class BrosDecode(DecodePart):
         count = min(num_pending, self.limits.max_num_batched_tokens)
         return self._estimate.iteration([(request.num_cached, count)], [])
 
-    def _pack(self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> Batch:
+    def _pack(
+        self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]
+    ) -> BatchInTime:
         """Implements algorithm 1."""
-        batch = Batch(at, self._estimate, self.config)
+        batch = BatchInTime(at, self._estimate, self.config)
         bound_s, is_in_time, is_room = math.inf, True, True
         ready: list[DecodeRequest] = []
         for request in rt:
@@ -280,7 +282,12 @@ class BrosDecode(DecodePart):
         return batch
 
     def _add(
-        self, batch: Batch, request: DecodeRequest, ready: list[DecodeRequest], bound_s: float, now: float
+        self,
+        batch: BatchInTime,
+        request: DecodeRequest,
+        ready: list[DecodeRequest],
+        bound_s: float,
+        now: float,
     ) -> bool:
         """Adds a BE request, or replaces the RT request with the most residual time by it."""
         batch.add(request)
@@ -296,7 +303,7 @@ class BrosDecode(DecodePart):
         batch.remove(request)
         return False
 
-    def _fits(self, batch: Batch, bound_s: float) -> bool:
+    def _fits(self, batch: BatchInTime, bound_s: float) -> bool:
         return len(batch.requests) <= self._size and batch.seconds() <= bound_s
 
     def _next_size(self, is_in_time: bool) -> int:

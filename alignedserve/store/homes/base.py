@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from alignedserve.store.base import StoreAway
+
+class StoreAway(Exception):
+    """The store, or a home, can't be reached now."""
 
 
 class BrokenOff(StoreAway):

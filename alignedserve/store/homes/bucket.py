@@ -21,8 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from alignedserve.store.base import StoreAway
-from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
+from alignedserve.store.homes.base import BrokenOff, Home, Listed, StoreAway, Writer
 from alignedserve.store.homes.places import BucketPlace
 
 log = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ class Bucket(Home):
         if self._num_writers >= MAX_WRITERS:
             raise StoreAway(f"{MAX_WRITERS} files are being written, and no more can be at a time")
         self._num_writers += 1
-        return _Writer(self._objects, self._prefix + name, self._writer_over)
+        return _BucketWriter(self._objects, self._prefix + name, self._writer_over)
 
     async def read(self, name: str, start: int, num_bytes: int) -> bytes | None:
         try:
@@ -179,7 +178,7 @@ class _GivenUp(Exception):
     """Ends an upload in parts, which deletes them."""
 
 
-class _Writer(Writer):
+class _BucketWriter(Writer):
     def __init__(self, objects: Objects, key: str, on_over: Callable[[], None]) -> None:
         self._objects = objects
         self._key = key

@@ -18,8 +18,7 @@ from typing import ParamSpec, TypeVar
 
 from alignedserve.process.private_files import make_directory
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
-from alignedserve.store.base import StoreAway
-from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
+from alignedserve.store.homes.base import BrokenOff, Home, Listed, StoreAway, Writer
 
 PART = ".part"
 NUM_THREADS = 8
@@ -70,7 +69,7 @@ class Directory(Home):
         return shutil.disk_usage(self._path).total
 
     def writer(self, name: str) -> Writer:
-        return _Writer(self._threads, self._path / name)
+        return _DirectoryWriter(self._threads, self._path / name)
 
     async def read(self, name: str, start: int, num_bytes: int) -> bytes | None:
         try:
@@ -87,7 +86,7 @@ class Directory(Home):
             yield found[start : start + _NUM_LISTED]
 
 
-class _Writer(Writer):
+class _DirectoryWriter(Writer):
     def __init__(self, threads: Threads, path: Path) -> None:
         self._threads = threads
         self._path = path

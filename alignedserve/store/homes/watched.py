@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal
 
-from alignedserve.store.base import StoreAway
-from alignedserve.store.homes.base import Home, Listed, Writer
+from alignedserve.store.homes.base import Home, Listed, StoreAway, Writer
 
 _PROBE = b"probe"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 from alignedserve.types import RequestKey
-from alignedserve.vopr.history import Ask, Batch
+from alignedserve.vopr.history import Ask, SubmitJob
 from alignedserve.vopr.plan import Plan
 
 # The time for which clients still arrive after the faults, as a share of the plan's duration. They find a recovered
@@ -18,7 +18,7 @@ NUM_CLIENTS = (10, 30, 60)
 _LONG, _SHORT = 120, 40
 
 
-def make_asking(random: Random, plan: Plan) -> Iterator[Ask | Batch]:
+def make_asking(random: Random, plan: Plan) -> Iterator[Ask | SubmitJob]:
     lasts_s = plan.duration_s * (1 + AFTERWARDS)
     mean_gap_s = lasts_s / random.choice(NUM_CLIENTS)
     batches = random.choice([0.0, 0.05, 0.2])
@@ -52,8 +52,8 @@ def _ask(random: Random, plan: Plan, key: RequestKey, at_s: float, is_leaving: b
     )
 
 
-def _batch(random: Random, key: RequestKey, at_s: float) -> Batch:
-    return Batch(
+def _batch(random: Random, key: RequestKey, at_s: float) -> SubmitJob:
+    return SubmitJob(
         at_s=at_s,
         key=key,
         num_lines=random.choice([1, 3, 10, 20]),

@@ -10,7 +10,7 @@ from typing import Any
 
 from alignedserve.vopr.chances import Chances
 from alignedserve.vopr.failures import Broken
-from alignedserve.vopr.front_end.http_call import JSON, Answer, ConnectionBroken, HttpCall
+from alignedserve.vopr.front_end.http_call import JSON, ConnectionBroken, HttpAnswer, HttpCall
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
 
 # Seconds until a client retries.
@@ -50,7 +50,7 @@ class Calls:
         kind: str = JSON,
         is_enough: tuple[int, ...] = (),
         comes_again: tuple[int, ...] = (),
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Calls until the answer is a success, or has a status of `is_enough`. Retries a call that fails for reasons
         other than the client's, or with a status of `comes_again`."""
         while True:
@@ -65,7 +65,7 @@ class Calls:
         answer = await self.ask(client, method, path, body, kind)
         return json.loads(answer.body)
 
-    async def _try(self, client: str, method: str, path: str, body: bytes, kind: str) -> Answer | None:
+    async def _try(self, client: str, method: str, path: str, body: bytes, kind: str) -> HttpAnswer | None:
         call = self.begin(client, method, path, body, kind)
         if call is None:
             return None

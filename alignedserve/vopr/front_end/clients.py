@@ -14,18 +14,18 @@ from alignedserve.types import RequestKey
 from alignedserve.vopr.front_end.calls import Calls
 from alignedserve.vopr.front_end.chats import Chat
 from alignedserve.vopr.front_end.delivered import Delivered
-from alignedserve.vopr.front_end.jobs import Job
+from alignedserve.vopr.front_end.jobs import JobClient
 from alignedserve.vopr.front_end.live_router import watched
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.wanted import Wanted
 from alignedserve.vopr.front_end.words import Question
-from alignedserve.vopr.history import Ask, Batch
+from alignedserve.vopr.history import Ask, SubmitJob
 
 # More than the lines of any job.
 _MAX_LINES = 1000
 
 
-class Clients:
+class GatewayClients:
     def __init__(
         self,
         loop: VirtualLoop,
@@ -50,12 +50,12 @@ class Clients:
         chat = Chat(ask, question, self.calls, self._wanted, self._delivered)
         self._start(chat.run(), ask.key, question.num_tokens)
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: SubmitJob) -> None:
         questions = [
             self._question(batch.key, 1 + index, batch.prompt_len, batch.output_len)
             for index in range(batch.num_lines)
         ]
-        job = Job(batch, questions, self.calls, self._num_troubles)
+        job = JobClient(batch, questions, self.calls, self._num_troubles)
         self._start(job.run(), batch.key, sum(each.num_tokens for each in questions))
 
     def _question(self, key: RequestKey, index: int, prompt_len: int, output_len: int) -> Question:

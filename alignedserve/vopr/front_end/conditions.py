@@ -9,11 +9,11 @@ from alignedserve.sim.clock import Clock
 from alignedserve.vopr.chances import Chances
 from alignedserve.vopr.front_end.store_link import StoreFaults
 from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
-from alignedserve.vopr.history import Late, StoreAway, StoreForgetful, StoreSlow
+from alignedserve.vopr.history import Late, LoseStore, StoreForgetful, StoreSlow
 from alignedserve.vopr.plan import FrontPlan, Plan
 
-Passing = Late | StoreAway | StoreSlow | StoreForgetful
-Kind = TypeVar("Kind", Late, StoreAway, StoreSlow, StoreForgetful)
+Passing = Late | LoseStore | StoreSlow | StoreForgetful
+Kind = TypeVar("Kind", Late, LoseStore, StoreSlow, StoreForgetful)
 
 
 class FrontConditions(StoreFaults):
@@ -52,7 +52,7 @@ class FrontConditions(StoreFaults):
     # ---- the store ----
 
     def is_away(self, process: str) -> bool:
-        return bool(self._now(StoreAway, process))
+        return bool(self._now(LoseStore, process))
 
     def delay_s(self, process: str) -> float:
         slow = [each.latency_s for each in self._now(StoreSlow, process)]

@@ -10,15 +10,15 @@ from alignedserve.vopr.faults import MOMENTS, When, aimed_faults, failing_copies
 from alignedserve.vopr.history import (
     ROUTER,
     Action,
-    Cut,
+    Disconnect,
     Disturb,
     Hang,
     Jump,
     Kill,
     Late,
+    LoseStore,
     Regroup,
     Stop,
-    StoreAway,
     StoreForgetful,
     StoreSlow,
 )
@@ -91,7 +91,7 @@ def _hang(random: Random, plan: Plan, when: When) -> Action:
 
 
 def _cut(random: Random, plan: Plan, when: When) -> Action:
-    return make(Cut, when, process=_linked(random, plan))
+    return make(Disconnect, when, process=_linked(random, plan))
 
 
 def _regrouping(random: Random, plan: Plan, when: When) -> Action:
@@ -129,7 +129,7 @@ def _jump(random: Random, plan: Plan, when: When) -> Action:
 
 def _store_away(random: Random, plan: Plan, when: When) -> Action:
     return make(
-        StoreAway, when, process=_at_store(random, plan), seconds=random.choice([0.0005, 0.1, 3.0, 8.0, 20.0])
+        LoseStore, when, process=_at_store(random, plan), seconds=random.choice([0.0005, 0.1, 3.0, 8.0, 20.0])
     )
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.process import SimProcess
 from alignedserve.store import StoreLimits
 from alignedserve.types import Epoch, InstanceId
@@ -27,7 +27,7 @@ from alignedserve.vopr.chances import Chances
 from alignedserve.vopr.checks import CountsAddUp
 from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.calls import Calls
-from alignedserve.vopr.front_end.clients import Clients
+from alignedserve.vopr.front_end.clients import GatewayClients
 from alignedserve.vopr.front_end.delivered import Delivered
 from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.ledger import Ledger
@@ -41,7 +41,7 @@ from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.wanted import Lines, Wanted
 from alignedserve.vopr.front_end.words import NAME, served_model
 from alignedserve.vopr.history import ROUTER
-from alignedserve.vopr.launcher import Process
+from alignedserve.vopr.launcher import LaunchedProcess
 
 TOKEN = "secret"
 # The distance between the epochs of two islands' routers, so that they never meet.
@@ -56,7 +56,7 @@ class FrontConfig:
     num_gateways: int = 2
     batches: BatchConfig = field(default_factory=BatchConfig)
     store: StoreLimits = field(default_factory=StoreLimits)
-    limits: Limits = field(default_factory=lambda: Limits(max_stored_bytes=1 << 30))
+    limits: CallLimits = field(default_factory=lambda: CallLimits(max_stored_bytes=1 << 30))
 
 
 class Front:
@@ -95,9 +95,9 @@ class Front:
         return self.journal.digest
 
     @property
-    def processes(self) -> dict[InstanceId, Process]:
+    def processes(self) -> dict[InstanceId, LaunchedProcess]:
         """All processes that can die, by their names in histories."""
-        found: dict[InstanceId, Process] = {}
+        found: dict[InstanceId, LaunchedProcess] = {}
         for name, island, router in zip(self.island_names, self.islands, self.routers, strict=True):
             found[InstanceId(f"{name}/{ROUTER}")] = router
             for process in island.processes:
@@ -161,12 +161,12 @@ class Front:
     def _address(self, number: int) -> RouterAddress:
         return RouterAddress(f"island-{number}", 1, TOKEN)
 
-    def _island(self, number: int) -> Island:
-        island = Island(self.config.island, clock=self.clock)
+    def _island(self, number: int) -> SimIsland:
+        island = SimIsland(self.config.island, clock=self.clock)
         island.world.num_epochs = number * NUM_EPOCHS
         return island
 
-    def _router(self, number: int, island: Island) -> LiveRouter:
+    def _router(self, number: int, island: SimIsland) -> LiveRouter:
         config = self.config.island
         expected = {process.instance_id: process.role for process in island.processes}
         expected |= dict.fromkeys(self._gateway_names(), "gateway")
@@ -199,9 +199,9 @@ class Front:
             lambda name: link_to(self.store, self._store_faults, self.store_observers, self.journal, name),
         )
 
-    def _clients(self) -> Clients:
+    def _clients(self) -> GatewayClients:
         calls = Calls(self.gateways, Chances(self._seed), self.journal.add)
-        return Clients(
+        return GatewayClients(
             self.loop, calls, self.wanted, self.delivered, lambda: self.quiet.num_troubles, self.max_model_len
         )
 

@@ -31,7 +31,7 @@ class ConnectionBroken(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
 
@@ -59,13 +59,13 @@ class HttpCall:
         task = process.start(self._run(app, _scope(method, path, body, kind, request_id)), f"{method} {path}")
         task.add_done_callback(self._over)
 
-    async def whole(self) -> Answer:
+    async def whole(self) -> HttpAnswer:
         """Returns the complete answer. Raises ConnectionBroken."""
         try:
             pieces = [piece async for piece in self.pieces()]
         finally:
             self.leave()
-        return Answer(self.status, b"".join(pieces))
+        return HttpAnswer(self.status, b"".join(pieces))
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yields the pieces of the answer as they arrive. Raises ConnectionBroken."""

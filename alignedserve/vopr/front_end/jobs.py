@@ -13,7 +13,7 @@ from alignedserve.vopr.front_end.answers import check_whole
 from alignedserve.vopr.front_end.calls import Calls
 from alignedserve.vopr.front_end.chats import CHATS, COMPLETIONS, asked
 from alignedserve.vopr.front_end.words import Question
-from alignedserve.vopr.history import Batch
+from alignedserve.vopr.history import SubmitJob
 
 # Seconds until a client checks again whether its job has ended.
 LOOK_S = 2.0
@@ -23,9 +23,9 @@ _BOUNDARY = "boundary"
 _FORM = f"multipart/form-data; boundary={_BOUNDARY}"
 
 
-class Job:
+class JobClient:
     def __init__(
-        self, batch: Batch, questions: Sequence[Question], calls: Calls, num_troubles: Callable[[], int]
+        self, batch: SubmitJob, questions: Sequence[Question], calls: Calls, num_troubles: Callable[[], int]
     ) -> None:
         self._batch = batch
         self._questions = questions

@@ -21,9 +21,6 @@ from alignedserve.store.base import (
     RESULT_BYTES,
     STATUSES,
     UNCOMMITTED_S,
-    Lease,
-    LeaseState,
-    Order,
     Page,
     Stage,
     Store,
@@ -36,7 +33,10 @@ from alignedserve.store.records import (
     FileRecord,
     JobId,
     JobRecord,
+    Lease,
+    LeaseState,
     LineResult,
+    Order,
     Purpose,
     Tally,
 )
@@ -48,7 +48,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 @dataclass
-class _File:
+class _StoredFile:
     """A file's chunks by number, or the number of reserved bytes, and its record after it is committed."""
 
     chunks: dict[int, bytes] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _File:
 
 
 @dataclass
-class _Job:
+class _HeldJob:
     record: bytes
     tally: Counter[str] = field(default_factory=Counter)
     # The token of its last holder, and when the lease lapses.
@@ -98,8 +98,8 @@ class MemoryStore(Store):
         """`clock` returns seconds since 1970."""
         self._clock = clock
         self._limits = limits or StoreLimits()
-        self._files: defaultdict[str, _File] = defaultdict(_File)
-        self._jobs: dict[JobId, _Job] = {}
+        self._files: defaultdict[str, _StoredFile] = defaultdict(_StoredFile)
+        self._jobs: dict[JobId, _HeldJob] = {}
         self._states: dict[str, bytes] = {}
         self._bytes = StoredBytes(self._limits)
         self._bytes_apart = StoredBytes(self._limits, is_apart=True)
@@ -218,7 +218,7 @@ class MemoryStore(Store):
         self._check_jobs(job.owner)
         record = msgspec.msgpack.encode(job)
         self._bytes.add_if_room(job.owner, len(record))
-        self._jobs[job.id] = _Job(record)
+        self._jobs[job.id] = _HeldJob(record)
         self._places.pop(job.id, None)
         score = self._next()
         for listing in self._job_listings(job.id, job.owner):
@@ -380,7 +380,7 @@ class MemoryStore(Store):
         self._uploads.remove(file_id)
 
     def _is_whole(self, file: FileRecord) -> bool:
-        return (self._files[file.id] if file.id in self._files else _File()).is_whole(file)
+        return (self._files[file.id] if file.id in self._files else _StoredFile()).is_whole(file)
 
     def _commit(self, file: FileRecord) -> None:
         kept, record = self._files[file.id], msgspec.msgpack.encode(file)
@@ -436,7 +436,7 @@ class MemoryStore(Store):
             self._commit(file)
         return True
 
-    def _end(self, job: _Job, record: JobRecord) -> None:
+    def _end(self, job: _HeldJob, record: JobRecord) -> None:
         for listing in self._listings.each("open", owner=record.owner):
             listing.remove(record.id)
         self._bytes.add(record.owner, -job.tally.pop("num_result_bytes", 0))
@@ -450,7 +450,7 @@ class MemoryStore(Store):
         job = self._jobs.get(lease.job_id)
         return job is not None and job.holder == lease.token
 
-    def _held(self, lease: Lease) -> _Job:
+    def _held(self, lease: Lease) -> _HeldJob:
         if not self._is_held(lease):
             raise lease.lost()
         return self._jobs[lease.job_id]

@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
-from alignedserve.store.base import Store, StoreAway
+from alignedserve.store.base import Store
+from alignedserve.store.homes.base import StoreAway
 from alignedserve.vopr.front_end.journal import Journal
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar, cast
 
-from alignedserve.sim.clock import Clock, Timer
+from alignedserve.sim.clock import Clock, SimTimer
 from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process, process_of
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.clock = clock or Clock()
         self.journal = journal or Journal(self.clock)
-        self.network = VirtualNetwork(self)
+        self.network = VirtualNetwork(self, self.clock, self.journal)
         # Errors of callbacks that were never awaited.
         self.errors: list[dict[str, Any]] = []
         self._num_made = 0
@@ -208,7 +208,7 @@ class _Future(asyncio.Future[Any]):
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    timer: Timer
+    timer: SimTimer
 
     def cancel(self) -> None:
         super().cancel()

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from alignedserve.sim.clock import Clock
+from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process
 from alignedserve.vopr.front_end.virtual_transport import VirtualSocket, VirtualTransport
 from alignedserve.vopr.front_end.virtual_wire import Way
-
-if TYPE_CHECKING:
-    from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 
 # Seconds that a byte takes over loopback, and the bytes that two sockets on it hold.
 LATENCY_S = 0.0003
@@ -28,8 +26,10 @@ Address = tuple[str, int]
 
 
 class VirtualNetwork:
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, journal: Journal) -> None:
         self.loop = loop
+        self.clock = clock
+        self.journal = journal
         # Seconds that the next piece takes, and its most bytes: by the process that has connected, and by whether that
         # process sends it.
         self.latency: Callable[[str, bool], float] = lambda process, is_up: LATENCY_S
@@ -117,12 +117,32 @@ class VirtualConnection:
         return f"connection {self.number}"
 
     def open(self, factory: Callable[[], asyncio.Protocol], server: VirtualServer) -> asyncio.Protocol:
-        up, down = self._up, self._down = Way(self, is_up=True), Way(self, is_up=False)
+        up, down = self._up, self._down = self._way(is_up=True), self._way(is_up=False)
         self.client.attach(up, down, contextvars.copy_context())
         self.server.attach(down, up, server.context.copy())
         # The server's kernel accepts the connection at once. Its process makes the protocol when it runs.
-        self.network.loop.call_soon(self.server.begin, server.factory, context=server.context)
+        self.loop.call_soon(self.server.begin, server.factory, context=server.context)
         return self.client.begin(factory)
+
+    def _way(self, is_up: bool) -> Way:
+        """`is_up`: from the process that has connected."""
+        network, process = self.network, self.process
+        return Way(
+            network.clock,
+            lambda: network.latency(process, is_up) + self.delay_s,
+            lambda: network.piece_bytes(process, is_up),
+        )
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.network.loop
+
+    @property
+    def window_bytes(self) -> int:
+        return self.network.window_bytes
+
+    def note_read(self, name: tuple[str, int], num_bytes: int) -> None:
+        self.network.journal.add(self, name, num_bytes)
 
     def end_is_over(self) -> None:
         self._num_open -= 1
@@ -134,7 +154,7 @@ class VirtualConnection:
     def stall(self, seconds: float) -> None:
         """Lets nothing arrive for this time, in both directions, and then everything."""
         for way in (self._up, self._down):
-            way.stalled_until_s = self.network.loop.clock.now + seconds
+            way.stalled_until_s = self.network.clock.now + seconds
 
     def cut(self) -> None:
         """Cuts the connection at both ends at once, and loses everything on its way."""

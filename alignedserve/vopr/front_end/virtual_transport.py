@@ -13,13 +13,10 @@ import socket
 from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from alignedserve.vopr.front_end.virtual_process import process_of
 from alignedserve.vopr.front_end.virtual_wire import End, Way
-
-if TYPE_CHECKING:
-    from alignedserve.vopr.front_end.virtual_network import VirtualConnection
 
 
 class VirtualSocket:
@@ -34,6 +31,21 @@ class VirtualSocket:
         return self._name
 
 
+class Connection(Protocol):
+    """The connection that a transport is one end of."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def window_bytes(self) -> int: ...
+
+    def note_read(self, name: tuple[str, int], num_bytes: int) -> None:
+        """Writes to the run's journal that the end of this name has read these bytes."""
+
+    def end_is_over(self) -> None: ...
+
+
 class VirtualTransport(_FlowControlMixin):
     """A transport with asyncio's own buffer limits and notifications of the protocol."""
 
@@ -42,9 +54,9 @@ class VirtualTransport(_FlowControlMixin):
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
 
-    def __init__(self, connection: VirtualConnection, name: tuple[str, int], peer: tuple[str, int]) -> None:
+    def __init__(self, connection: Connection, name: tuple[str, int], peer: tuple[str, int]) -> None:
         sock = VirtualSocket(name)
-        super().__init__({"socket": sock, "sockname": name, "peername": peer}, connection.network.loop)
+        super().__init__({"socket": sock, "sockname": name, "peername": peer}, connection.loop)
         self._out: Way
         self._in: Way
         self._connection = connection
@@ -121,9 +133,8 @@ class VirtualTransport(_FlowControlMixin):
 
     def pump(self) -> None:
         """Sends as much as fits into the window."""
-        network = self._connection.network
-        while self._unsent and (room := network.window_bytes - self._out.num_under_way) > 0:
-            size = min(room, len(self._unsent), self._out.piece_bytes)
+        while self._unsent and (room := self._connection.window_bytes - self._out.num_under_way) > 0:
+            size = min(room, len(self._unsent), self._out.piece_bytes())
             self._out.send(bytes(self._unsent[:size]))
             del self._unsent[:size]
 
@@ -161,9 +172,7 @@ class VirtualTransport(_FlowControlMixin):
             return
         self._in.num_under_way -= len(data)
         self._in.writer.room_is_free()
-        self._connection.network.loop.journal.add(
-            self._connection, self.get_extra_info("sockname"), len(data)
-        )
+        self._connection.note_read(self.get_extra_info("sockname"), len(data))
         if not self._is_closing:
             self._protocol.data_received(data)
 

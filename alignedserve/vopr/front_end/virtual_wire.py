@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
-from alignedserve.sim.clock import Timer
-
-if TYPE_CHECKING:
-    from alignedserve.vopr.front_end.virtual_network import VirtualConnection
-    from alignedserve.vopr.front_end.virtual_transport import VirtualTransport
+from alignedserve.sim.clock import Clock, SimTimer
 
 
 class End:
@@ -19,36 +16,38 @@ class End:
         self.error = error
 
 
+class Writer(Protocol):
+    def room_is_free(self) -> None: ...
+
+
+class Reader(Protocol):
+    def arrived(self, piece: bytes | End) -> None: ...
+
+
 class Way:
     """One direction of a connection."""
 
-    def __init__(self, connection: VirtualConnection, is_up: bool) -> None:
-        """`is_up`: from the process that has connected."""
-        self.writer: VirtualTransport
-        self.reader: VirtualTransport
+    def __init__(self, clock: Clock, latency: Callable[[], float], piece_bytes: Callable[[], int]) -> None:
+        """`latency` returns the seconds that the next piece takes, and `piece_bytes` its most bytes."""
+        self.writer: Writer
+        self.reader: Reader
         # The bytes in the window.
         self.num_under_way = 0
         # No piece arrives before this time.
         self.stalled_until_s = 0.0
-        self._connection = connection
-        self._is_up = is_up
+        self._clock = clock
+        self._latency = latency
+        self.piece_bytes = piece_bytes
         self._pieces: deque[tuple[float, bytes | End]] = deque()
-        self._next: Timer | None = None
+        self._next: SimTimer | None = None
 
     def send(self, piece: bytes | End) -> None:
-        clock, network = self._connection.network.loop.clock, self._connection.network
         last_s = self._pieces[-1][0] if self._pieces else 0.0
-        delay_s = network.latency(self._connection.process, self._is_up) + self._connection.delay_s
-        self._pieces.append((max(last_s, clock.now + delay_s), piece))
+        self._pieces.append((max(last_s, self._clock.now + self._latency()), piece))
         if isinstance(piece, bytes):
             self.num_under_way += len(piece)
         if self._next is None:
             self._await_next()
-
-    @property
-    def piece_bytes(self) -> int:
-        """The most bytes of the next piece."""
-        return self._connection.network.piece_bytes(self._connection.process, self._is_up)
 
     def lose(self) -> None:
         """Loses everything on its way."""
@@ -58,14 +57,13 @@ class Way:
             self._next = None
 
     def _await_next(self) -> None:
-        clock = self._connection.network.loop.clock
-        arrival_s = max(self._pieces[0][0], self.stalled_until_s, clock.now)
+        arrival_s = max(self._pieces[0][0], self.stalled_until_s, self._clock.now)
         if arrival_s < float("inf"):
-            self._next = clock.at(arrival_s, self._arrive)
+            self._next = self._clock.at(arrival_s, self._arrive)
 
     def _arrive(self) -> None:
         self._next = None
-        if self._connection.network.loop.clock.now >= self.stalled_until_s:
+        if self._clock.now >= self.stalled_until_s:
             self.reader.arrived(self._pieces.popleft()[1])
         if self._pieces and self._next is None:
             self._await_next()

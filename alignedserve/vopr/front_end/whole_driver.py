@@ -15,20 +15,20 @@ from alignedserve.vopr.front_end.virtual_network import VirtualConnection
 from alignedserve.vopr.history import (
     Action,
     Ask,
-    Batch,
-    Cut,
+    Disconnect,
     Disturb,
     FailingCopies,
     Hang,
     Jump,
     Kill,
     Late,
+    LoseStore,
     Regroup,
     SlowCopies,
     Stop,
-    StoreAway,
     StoreForgetful,
     StoreSlow,
+    SubmitJob,
 )
 from alignedserve.vopr.launcher import STOP_S, Launcher
 
@@ -70,12 +70,12 @@ class WholeDriver(Driver, StoreObserver):
         self._front.quiet.trouble(_MISSED_AFTER * self._silence_s)
 
     def act(self, action: Action) -> None:
-        if not isinstance(action, Ask | Batch):
+        if not isinstance(action, Ask | SubmitJob):
             self._front.quiet.trouble(self._lasts_s(action))
         match action:
             case Ask():
                 self._front.clients.ask(action)
-            case Batch():
+            case SubmitJob():
                 self._front.clients.batch(action)
             case Kill():
                 self._launcher.kill(action)
@@ -88,14 +88,14 @@ class WholeDriver(Driver, StoreObserver):
                 self._front.clock.after(seconds, self._regroup_all)
             case Jump(process=name, seconds=seconds):
                 self._gateways[name].set_clock_ahead(seconds)
-            case Cut(process=name):
+            case Disconnect(process=name):
                 for connection in self._connections_of(name):
                     connection.cut()
             case Disturb():
                 self._disturb(action)
             case FailingCopies() | SlowCopies():
                 self._copies.add(action)
-            case Late() | StoreAway() | StoreSlow() | StoreForgetful():
+            case Late() | LoseStore() | StoreSlow() | StoreForgetful():
                 self._conditions.add(action)
             case _:
                 raise ValueError(f"{action}: happens to islands alone only")
@@ -132,7 +132,7 @@ class WholeDriver(Driver, StoreObserver):
                 return STOP_S + seconds
             case Disturb() | Hang() | Late() | Regroup():
                 return action.seconds + missed_s
-            case FailingCopies() | SlowCopies() | StoreAway() | StoreSlow() | StoreForgetful():
+            case FailingCopies() | SlowCopies() | LoseStore() | StoreSlow() | StoreForgetful():
                 return action.seconds
             case _:
                 return missed_s

@@ -19,10 +19,10 @@ from alignedserve.vopr.failures import Broken, failure_of
 from alignedserve.vopr.front_end.conditions import FrontConditions
 from alignedserve.vopr.front_end.front import Front, FrontConfig
 from alignedserve.vopr.front_end.whole_driver import WholeDriver
-from alignedserve.vopr.history import Ask, Batch, History
+from alignedserve.vopr.history import Ask, History, SubmitJob
 from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.liveness import BoundedClock, patience_s
-from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.outcome import RunOutcome
 
 # Seconds between two checks of the invariants.
 LOOK_S = 1.0
@@ -34,7 +34,7 @@ class WholeRun:
         plan = self._plan = history.plan
         if plan.front is None:
             raise ValueError(f"seed {plan.seed}: is the plan of an island alone")
-        self._asking = [each for each in history.actions if isinstance(each, Ask | Batch)]
+        self._asking = [each for each in history.actions if isinstance(each, Ask | SubmitJob)]
         config = FrontConfig(
             island_config(plan),
             plan.front.num_islands,
@@ -68,7 +68,7 @@ class WholeRun:
             if open_log:
                 router.make_log = partial(_event_log, island.config, open_log)
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> RunOutcome:
         front, failure = self.front, None
         try:
             front.run(self._drive)
@@ -76,7 +76,7 @@ class WholeRun:
             failure = failure_of(error, front.clock.now)
         happened = self._driver.happened
         happened["fenced"] = self._launcher.num_fenced
-        return Outcome(
+        return RunOutcome(
             failure,
             front.clock.now,
             len(self._asking),
@@ -113,7 +113,7 @@ class WholeRun:
 
     def _lengths(self) -> Iterator[tuple[int, int]]:
         for each in self._asking:
-            num_lines = each.num_lines if isinstance(each, Batch) else 1
+            num_lines = each.num_lines if isinstance(each, SubmitJob) else 1
             yield from [(each.prompt_len, each.output_len)] * num_lines
 
 

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 from tokenizers.models import WordLevel
 
-from alignedserve.engine.validate import Vocabulary
+from alignedserve.engine.request import Vocabulary
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.sim.model import VOCABULARY, finish_reason, sample, seed_for
 from alignedserve.text.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_findi
 from alignedserve.cli.doctor.model import check_adapters
 from alignedserve.cli.doctor.profile import profile_finding
 from alignedserve.kernels.cpu.build import PREBUILT_DIR
-from alignedserve.kernels.cpu.library import Loaded
+from alignedserve.kernels.cpu.library import LoadedLibrary
 from alignedserve.launch.settings import settings_of
 from tests.tiny_adapters import write_adapter
 
@@ -113,7 +113,7 @@ def test_instructions_that_kernels_have_code_for() -> None:
 
 def test_kernels_that_are_not_the_fastest_are_named_with_the_reason() -> None:
     path = PREBUILT_DIR / "0123456789ab-x86-64-v3.so"
-    (finding,) = library_findings(Loaded(CDLL(None), path, why_slower="tried g++"), took_s=0.1)
+    (finding,) = library_findings(LoadedLibrary(CDLL(None), path, why_slower="tried g++"), took_s=0.1)
     assert finding.level == "warn"
     assert finding.text == "backend cpu, from the wheel (x86-64-v3), which is slower on this CPU: tried g++"
 

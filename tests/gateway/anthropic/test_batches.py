@@ -19,7 +19,7 @@ from alignedserve.gateway.anthropic.batches import KEPT_S, batch_body
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.store import FileId, JobId, JobRecord, Problem, Tally
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_store import RedisStore
@@ -415,13 +415,13 @@ WRONG: list[tuple[list[Any], str]] = [
 @pytest.mark.parametrize(("asked", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_can_not_be_a_batch_is_refused_by_name(asked: list[Any], message: str) -> None:
     with pytest.raises(ApiError) as raised:
-        ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, Limits())
+        ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, CallLimits())
     assert raised.value.status == 400 and raised.value.message.startswith(message)
 
 
 def test_numbers_that_become_longer_count_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_bodies, "MAX_INPUT_BYTES", 0)
-    limits = Limits(max_body_bytes=4000)
+    limits = CallLimits(max_body_bytes=4000)
     asked = [f'{{"custom_id":"{n}","params":{{"a":[{",".join(["1E15"] * 200)}]}}}}' for n in range(3)]
     for count in (1, 2, 3):
         body = f'{{"requests":[{",".join(asked[:count])}]}}'.encode()
@@ -440,14 +440,14 @@ def test_depth_is_the_clients_error_wherever_it_is_found() -> None:
         params = '{"a":' + "[" * depth + "]" * depth + "}"
         body = f'{{"requests":[{{"custom_id":"a","params":{params}}}]}}'.encode()
         try:
-            ENDPOINTS[BATCHES].prepare(body, MODEL, Limits())
+            ENDPOINTS[BATCHES].prepare(body, MODEL, CallLimits())
         except ApiError as error:
             assert error.status == 400 and depth > 100
 
 
 def test_a_request_is_stored_as_it_was_sent() -> None:
     asked = [request(0, system="é \u2028 \n \U0001f600", top_k=10**40, temperature=0.1)]
-    made: Any = ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, Limits())
+    made: Any = ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, CallLimits())
     assert (made.num_lines, made.model, made.ignored) == (1, "demo", [])
     (line,) = bytes(made.body).split(b"\n")[:-1]
     found = json.loads(line)
@@ -480,7 +480,7 @@ KEYS = {"one": {"x-api-key": "one"}, "other": {"x-api-key": "other"}}
 @pytest.mark.slow
 def test_another_keys_batch_is_as_if_it_were_not_there_and_limits_hold() -> None:
     async def scenario() -> None:
-        limits = Limits(max_open_batches_per_key=1)
+        limits = CallLimits(max_open_batches_per_key=1)
         owners = owners_of(["one", "other"], None)
         async with (
             redis_running() as redis,

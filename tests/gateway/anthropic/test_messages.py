@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.anthropic.message import MessageBuilder
+from alignedserve.gateway.generation.endpoint import Answering
 from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
 from alignedserve.gateway.tools.reading import TextReading

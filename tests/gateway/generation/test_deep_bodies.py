@@ -12,7 +12,7 @@ import pytest
 
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from tests.gateway.scripted import MODEL
 
 # Pydantic gives up at 255, Python's parser of JSON at its limit of recursion, msgspec at another.
@@ -103,7 +103,7 @@ def deep(depth: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_deep_body_is_a_call_or_is_refused(path: str) -> None:
-    endpoint, limits = ENDPOINTS[path], Limits()
+    endpoint, limits = ENDPOINTS[path], CallLimits()
     outcomes: set[str] = set()
     for body in BODIES[path]:
         for depth in DEPTHS:

@@ -25,15 +25,14 @@ from tokenizers.models import WordLevel
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS, MODULE
 from alignedserve.gateway.generation import preparer as preparer_module
-from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.endpoint import Endpoint, Prepared, Result, ids_of
 from alignedserve.gateway.generation.prepare_process import NICENESS, PrepareReply
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
-from alignedserve.gateway.generation.prepared import Prepared, ids_of
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, PrepareLane, Preparer
-from alignedserve.gateway.generation.request_builder import LineAnswers, RequestBuilder
+from alignedserve.gateway.generation.responding import LineAnswers, RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import fair_queue
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.completions import CHAT as CHAT_ENDPOINT
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
@@ -76,7 +75,7 @@ WRONG: list[tuple[str, Any, str | None]] = [
 
 
 def prepare(path: str, data: bytes) -> Result:
-    return ENDPOINTS[path].prepare(data, MODEL, Limits())
+    return ENDPOINTS[path].prepare(data, MODEL, CallLimits())
 
 
 def told(call: Callable[[], Result]) -> object:
@@ -89,7 +88,7 @@ def told(call: Callable[[], Result]) -> object:
 @pytest.mark.slow
 def test_the_process_says_what_is_made_of_a_body() -> None:
     async def scenario() -> None:
-        preparer = Preparer(MODEL, Limits(), MODULE)
+        preparer = Preparer(MODEL, CallLimits(), MODULE)
         try:
             long_name = (COMPLETIONS, {"prompt": "x", "\ud800" * 3000: 1})
             bodies = [*BODIES, *((endpoint, body) for endpoint, body, _ in WRONG), long_name]
@@ -140,7 +139,7 @@ def test_a_decoder_that_panics_is_an_error_of_the_call(path: str, body: dict[str
     files = TokenizerFiles(backend, {}, {"default": long})
     model = replace(MODEL, tokenizer=Tokenizer(files))
     with pytest.raises(ApiError, match="the model's tokenizer failed") as raised:
-        ENDPOINTS[path].prepare(json.dumps(body).encode(), model, Limits())
+        ENDPOINTS[path].prepare(json.dumps(body).encode(), model, CallLimits())
     assert raised.value.status == 400 and raised.value.param == param
 
 
@@ -212,7 +211,7 @@ def test_streams_are_answered_by_way_of_it(most: int, monkeypatch: pytest.Monkey
 
 def preparing(scenario: Callable[[Preparer], Awaitable[None]], model: ServedModel = MODEL) -> None:
     async def with_one() -> None:
-        preparer = Preparer(model, Limits(), MODULE)
+        preparer = Preparer(model, CallLimits(), MODULE)
         try:
             await preparer.start()
             await scenario(preparer)
@@ -312,7 +311,7 @@ def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(preparer_module, "START_S", 0.2)
 
     async def scenario() -> None:
-        async with contextlib.aclosing(Preparer(with_template(LOOPS), Limits(), MODULE)) as preparer:
+        async with contextlib.aclosing(Preparer(with_template(LOOPS), CallLimits(), MODULE)) as preparer:
             with pytest.raises(
                 ValueError, match="chat template takes more than 0.2 s for chats of a few words"
             ):
@@ -329,7 +328,7 @@ def test_a_machine_without_a_process_to_spare_is_not_the_models_fault(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with contextlib.aclosing(Preparer(MODEL, Limits(), MODULE)) as preparer:
+        async with contextlib.aclosing(Preparer(MODEL, CallLimits(), MODULE)) as preparer:
             with monkeypatch.context() as patch:
                 patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
                 with pytest.raises(FileNotFoundError, match="/nothing/here"):
@@ -350,7 +349,7 @@ def test_a_machine_that_is_too_busy_is_not_the_models_fault(monkeypatch: pytest.
     monkeypatch.setattr(preparer_module, "START_CLOCK_S", 0.1)
 
     async def scenario() -> None:
-        async with contextlib.aclosing(Preparer(with_template(LOOPS), Limits(), MODULE)) as preparer:
+        async with contextlib.aclosing(Preparer(with_template(LOOPS), CallLimits(), MODULE)) as preparer:
             with pytest.raises(TimeoutError, match=r"not ready after 0.1 s: the machine is too busy"):
                 await preparer.start()
 
@@ -380,7 +379,7 @@ def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> Non
 
 def test_a_template_that_takes_too_much_memory_for_any_chat_is_refused() -> None:
     async def scenario() -> None:
-        async with contextlib.aclosing(Preparer(with_template(LARGE), Limits(), MODULE)) as preparer:
+        async with contextlib.aclosing(Preparer(with_template(LARGE), CallLimits(), MODULE)) as preparer:
             with pytest.raises(ValueError, match="takes more than 4 GiB of memory for chats of a few words"):
                 await preparer.start()
 
@@ -496,7 +495,7 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_it_is() -> None:
             with pytest.raises(ApiError, match="half of a surrogate pair") as raised:
                 await ask(ENDPOINTS[path], [body], "")
             assert raised.value.status == 400
-            in_place = PreparerInPlace(preparer.model, Limits(), MODULE)
+            in_place = PreparerInPlace(preparer.model, CallLimits(), MODULE)
             with pytest.raises(ApiError, match="half of a surrogate pair"):
                 await in_place.result(ENDPOINTS[path], [body], "")
 

@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.gateway.grammars import compiler as compiler_module
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
@@ -72,7 +72,7 @@ def test_what_is_asked_for_gets_to_the_instances(
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[SharedGateway]:
-    with SharedGateway.running(limits=Limits(max_grammar_bytes=100)) as found:
+    with SharedGateway.running(limits=CallLimits(max_grammar_bytes=100)) as found:
         yield found
 
 
@@ -143,7 +143,7 @@ SLOW: dict[str, Any] = {
 @pytest.mark.slow
 def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() -> None:
     async def scenario() -> None:
-        async with served(limits=Limits(grammar_timeout_s=0.5)) as at:
+        async with served(limits=CallLimits(grammar_timeout_s=0.5)) as at:
             body = CHAT | {"structured_outputs": {"json": SLOW}}
             asking = asyncio.create_task(at.post("/v1/chat/completions", body))
             assert (await at.post("/v1/chat/completions", CHAT)).status_code == 200
@@ -165,7 +165,7 @@ def test_ordinary_ones_do_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyPatch
         return CHAT | {"structured_outputs": {"json": SLOW | {"title": str(number)}}}
 
     async def scenario() -> None:
-        async with served(limits=Limits(grammar_timeout_s=25)) as at:
+        async with served(limits=CallLimits(grammar_timeout_s=25)) as at:
             asking = [
                 asyncio.create_task(at.post("/v1/chat/completions", slow(number))) for number in range(2)
             ]

@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.gateway.config import HttpConfig
 from alignedserve.gateway.http.keys import ANYONE, Keys, digest_of, owners_of
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.protocol.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
@@ -186,23 +186,30 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "body", "param", "message"),
     [
-        (Limits(max_choices=4), {"prompt": ["x"] * 3, "n": 2}, "n", "at most 4 choices"),
-        (Limits(max_choices=4), {"prompt": "x", "n": 1, "best_of": 5}, "best_of", "at most 4 choices"),
-        (Limits(max_choices=4), {"prompt": ["x"] * 5}, "prompt", "prompt: 5 prompts; at most 4"),
-        (Limits(max_token_ids=2), {"prompt": "x", "stop_token_ids": [5] * 3}, "stop_token_ids", "at most 2"),
+        (CallLimits(max_choices=4), {"prompt": ["x"] * 3, "n": 2}, "n", "at most 4 choices"),
+        (CallLimits(max_choices=4), {"prompt": "x", "n": 1, "best_of": 5}, "best_of", "at most 4 choices"),
+        (CallLimits(max_choices=4), {"prompt": ["x"] * 5}, "prompt", "prompt: 5 prompts; at most 4"),
         (
-            Limits(max_token_ids=2),
+            CallLimits(max_token_ids=2),
+            {"prompt": "x", "stop_token_ids": [5] * 3},
+            "stop_token_ids",
+            "at most 2",
+        ),
+        (
+            CallLimits(max_token_ids=2),
             {"prompt": "x", "logit_bias": {"5": 1, "6": 1, "7": 1}},
             "logit_bias",
             "at most 2",
         ),
-        (Limits(max_logprobs=2), {"prompt": "x", "logprobs": 3}, "logprobs", "at most 2"),
-        (Limits(max_stop_strings=1), {"prompt": "x", "stop": ["a", "b"]}, "stop", "at most 1 are"),
-        (Limits(max_stop_chars=3), {"prompt": "x", "stop": "abcd"}, "stop", "at most 3 are"),
-        (Limits(max_prompt_tokens=4), {"prompt": [5] * 5}, "prompt", "prompt: 5 tokens; at most 4"),
+        (CallLimits(max_logprobs=2), {"prompt": "x", "logprobs": 3}, "logprobs", "at most 2"),
+        (CallLimits(max_stop_strings=1), {"prompt": "x", "stop": ["a", "b"]}, "stop", "at most 1 are"),
+        (CallLimits(max_stop_chars=3), {"prompt": "x", "stop": "abcd"}, "stop", "at most 3 are"),
+        (CallLimits(max_prompt_tokens=4), {"prompt": [5] * 5}, "prompt", "prompt: 5 tokens; at most 4"),
     ],
 )
-def test_what_is_too_much_is_named(limits: Limits, body: dict[str, Any], param: str, message: str) -> None:
+def test_what_is_too_much_is_named(
+    limits: CallLimits, body: dict[str, Any], param: str, message: str
+) -> None:
     async def scenario() -> None:
         async with served(limits=limits) as at:
             response = await at.post("/v1/completions", body)
@@ -215,7 +222,7 @@ def test_what_is_too_much_is_named(limits: Limits, body: dict[str, Any], param: 
 
 def test_limits_are_positive() -> None:
     with pytest.raises(ValueError, match="max_choices=0: must be greater than 0"):
-        Limits(max_choices=0)
+        CallLimits(max_choices=0)
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
@@ -226,7 +233,7 @@ def test_a_body_that_is_too_large_is_413(is_announced: bool, num_bytes: int) -> 
             yield b" " * 1000
 
     async def scenario() -> None:
-        async with served(limits=Limits(max_body_bytes=2000)) as at:
+        async with served(limits=CallLimits(max_body_bytes=2000)) as at:
             content = b" " * num_bytes if is_announced else chunks()
             response = await at.http.post("/v1/completions", content=content, headers=JSON)
             assert response.status_code == 413
@@ -238,7 +245,7 @@ def test_a_body_that_is_too_large_is_413(is_announced: bool, num_bytes: int) -> 
 
 def test_a_key_has_so_many_requests_open_and_no_more() -> None:
     async def scenario() -> None:
-        async with served(limits=Limits(max_requests_per_key=2), **KEYED) as at:
+        async with served(limits=CallLimits(max_requests_per_key=2), **KEYED) as at:
             at.router.allow(0)
 
             async def ask(key: str) -> httpx2.Response:
@@ -264,7 +271,7 @@ def test_a_key_has_so_many_requests_open_and_no_more() -> None:
 
 def test_without_keys_all_clients_together_have_so_many_requests_open() -> None:
     async def scenario() -> None:
-        async with served(limits=Limits(max_requests_per_key=1)) as at:
+        async with served(limits=CallLimits(max_requests_per_key=1)) as at:
             at.router.allow(0)
             asking = asyncio.create_task(at.post("/v1/completions", {"prompt": "x"}))
             await at.router.until(lambda: len(at.router.submitted) == 1)

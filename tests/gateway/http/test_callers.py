@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from alignedserve.gateway.config import HttpConfig
-from alignedserve.gateway.http.callers import ANY_CALLER, Callers, callers_of
+from alignedserve.gateway.http.access import ANY_CALLER, Callers, callers_of
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.served import JSON, play, served
 

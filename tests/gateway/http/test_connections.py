@@ -29,7 +29,7 @@ from alignedserve.gateway.http.connections import (
     fitting,
 )
 from alignedserve.gateway.http.framing import Framing
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import Served, play, served
@@ -200,7 +200,7 @@ def test_a_connection_outlives_a_small_body_that_nobody_wants() -> None:
     play(scenario)
 
 
-SMALL = Limits(max_body_bytes=200_000, max_total_body_bytes=400_000)
+SMALL = CallLimits(max_body_bytes=200_000, max_total_body_bytes=400_000)
 
 
 async def begun(at: Served, num_bytes: int, key: str = "none") -> tuple[asyncio.StreamReader, Any]:
@@ -251,13 +251,13 @@ def test_bodies_in_memory_have_a_total(settings: dict[str, Any], num_held: int) 
 
 def test_a_total_has_room_for_two_bodies() -> None:
     with pytest.raises(ValueError, match="max_total_body_bytes=300: must be at least twice"):
-        Limits(max_body_bytes=200, max_total_body_bytes=300)
+        CallLimits(max_body_bytes=200, max_total_body_bytes=300)
 
 
 @pytest.mark.slow
 def test_files_need_no_room_beyond_a_chunk() -> None:
     async def scenario() -> None:
-        limits = Limits(max_body_bytes=1 << 20, max_total_body_bytes=2 << 20)
+        limits = CallLimits(max_body_bytes=1 << 20, max_total_body_bytes=2 << 20)
         async with redis_running() as redis, served(store_url=redis.url, limits=limits) as at:
             sent = await at.client.files.create(file=("x", b"x" * (5 << 20)), purpose="batch")
             assert sent.bytes == 5 << 20
@@ -345,7 +345,7 @@ def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> Non
 def test_many_that_say_nothing_lock_nobody_out() -> None:
     async def scenario() -> None:
         router = ScriptedRouter()
-        async with served(router, limits=Limits(max_connections=8)) as at:
+        async with served(router, limits=CallLimits(max_connections=8)) as at:
             router.allow(1)
             stream = await at.client.completions.create(model="demo", prompt="x", max_tokens=9, stream=True)
             await anext(stream)
@@ -365,7 +365,7 @@ def test_many_that_say_nothing_lock_nobody_out() -> None:
 @pytest.mark.slow
 def test_when_all_are_answered_the_next_one_is_told_so() -> None:
     async def scenario() -> None:
-        async with served(limits=Limits(max_connections=2)) as at:
+        async with served(limits=CallLimits(max_connections=2)) as at:
             at.router.allow(0)
             asking = [asyncio.create_task(at.post("/v1/completions", {"prompt": "x"})) for _ in range(2)]
             await at.router.until(lambda: len(at.router.submitted) == 2)
@@ -512,7 +512,7 @@ def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Reads, "wait", counted)
 
     async def scenario() -> None:
-        async with served(limits=Limits(max_body_bytes=2 << 20)) as at:
+        async with served(limits=CallLimits(max_body_bytes=2 << 20)) as at:
             texts = ["ab " * 200_000 + str(number) for number in range(12)]
             bodies = [{"prompt": "a", "user": text} for text in texts]
             answers = await asyncio.gather(*(at.post("/v1/completions", body) for body in bodies))

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.gateway.islands.choice import CROWDED_MORE, CROWDED_TIMES, Outlook, best
 from alignedserve.protocol.messages import Load, Request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.scheduling.prefix_affinity import TOKENS_PER_HASH, block_hashes
+from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, block_hashes
 from alignedserve.types import RequestKey
 
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from alignedserve.gateway.http.keys import EXPIRED, Keys, owners_of
 from alignedserve.gateway.http.server import GatewayServer
 from alignedserve.gateway.islands import launcher_link
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -385,7 +385,7 @@ def test_the_share_of_a_key_follows_the_number_of_owners() -> None:
     async def scenario() -> None:
         address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
         one, two = (owners_of(keys, None) for keys in (["first"], ["first", "second"]))
-        limits = Limits(max_stored_bytes=100_000)
+        limits = CallLimits(max_stored_bytes=100_000)
         async with redis_running() as redis, launcher(address) as launched:
             launched.links.set_keys(one)
             settings: Any = {"key_owners": one, "store_url": redis.url, "limits": limits}

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace as with_field
 from openai.types import Batch
 
-from alignedserve.batch.results import Answer
-from alignedserve.gateway.generation.request_builder import LineAnswers
+from alignedserve.batch.results import LineAnswer
+from alignedserve.gateway.generation.responding import LineAnswers
 from alignedserve.gateway.openai.batch_jobs.routes import batch_body
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
 from alignedserve.store import FileId, JobId, JobRecord, StoreAway, Tally
@@ -659,7 +659,7 @@ def test_a_line_that_brings_down_whoever_runs_it_ends_with_an_error(monkeypatch:
     runs: Counter[bytes] = Counter()
     real = LineAnswers.ask
 
-    async def ask(self: LineAnswers, endpoint: str, body: bytes, *told: Any) -> Answer:
+    async def ask(self: LineAnswers, endpoint: str, body: bytes, *told: Any) -> LineAnswer:
         runs[body] += 1
         if b"How far is 3?" in body:
             raise RuntimeError("whatever it is")

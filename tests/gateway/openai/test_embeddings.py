@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.openai.embeddings import embedding
 from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
 from alignedserve.gateway.openai.embeddings.embedding import MAX_OPEN
@@ -138,7 +138,7 @@ def test_a_prompt_of_the_models_length_and_a_call_of_the_most_inputs() -> None:
 
 def test_all_inputs_together_are_bounded() -> None:
     async def scenario() -> None:
-        async with served(ScriptedRouter(), limits=Limits(max_call_tokens=10)) as at:
+        async with served(ScriptedRouter(), limits=CallLimits(max_call_tokens=10)) as at:
             status, named, message = error_of(await at.post("/v1/embeddings", {"input": [[1] * 6, [2] * 5]}))
             assert (status, named) == (400, "input") and "11 tokens in all; at most 10" in message
 

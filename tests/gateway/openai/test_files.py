@@ -12,7 +12,7 @@ import pytest
 from openai.types import FileObject
 
 from alignedserve.gateway.http.multipart import MAX_FIELD_BYTES
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.store import redis_connection
 from tests.gateway.batching import System, play, questions
 from tests.gateway.served import play as gateway_alone
@@ -160,7 +160,7 @@ def test_a_file_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
         reader, writer = await asyncio.open_connection(host, port)
         head = (
             "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            f"Content-Length: {Limits().max_file_bytes * 2}\r\n\r\n"
+            f"Content-Length: {CallLimits().max_file_bytes * 2}\r\n\r\n"
         )
         writer.write(head.encode())
         assert b" 413 " in await reader.readline()
@@ -174,7 +174,7 @@ def test_a_file_may_have_as_many_bytes_as_the_limit_says_and_no_more(is_announce
     async def scenario() -> None:
         async with (
             redis_running() as redis,
-            served(store_url=redis.url, limits=Limits(max_file_bytes=1000)) as at,
+            served(store_url=redis.url, limits=CallLimits(max_file_bytes=1000)) as at,
         ):
 
             async def upload(size: int) -> httpx2.Response:

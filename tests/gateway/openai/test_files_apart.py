@@ -22,7 +22,7 @@ from openai.types import Batch
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -134,7 +134,7 @@ def test_what_is_refused_or_broken_off_leaves_nothing(place: str, s3: S3Process)
             await asyncio.sleep(0.05)
         assert not (await at.client.files.list()).data
 
-    play(scenario, files_at=place, limits=Limits(max_file_bytes=8_000_000))
+    play(scenario, files_at=place, limits=CallLimits(max_file_bytes=8_000_000))
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=B"}
@@ -414,4 +414,4 @@ def test_urls_elsewhere_are_refused_and_say_what_is_allowed(inputs: Path, s3: S3
         answer = await at.gateway.http.post("/v1/batches", json=body)
         assert answer.status_code == 400 and "may have 1000" in json.dumps(answer.json())
 
-    play(scenario, config=reading(inputs), limits=Limits(max_file_bytes=1000))
+    play(scenario, config=reading(inputs), limits=CallLimits(max_file_bytes=1000))

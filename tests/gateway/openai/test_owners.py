@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from alignedserve.gateway.http.keys import Keys, digest_of, owners_of
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from tests.gateway.batching import CHATS, jsonl, questions
 from tests.gateway.served import Served, play, served
 from tests.store.redis_process import redis_running
@@ -141,7 +141,7 @@ def test_all_is_shared_where_that_is_asked_for() -> None:
 
 
 def test_limits_are_each_owners_own() -> None:
-    limits = Limits(max_open_batches=3, max_open_batches_per_key=2, max_stored_bytes_per_key=10_000)
+    limits = CallLimits(max_open_batches=3, max_open_batches_per_key=2, max_stored_bytes_per_key=10_000)
 
     async def scenario() -> None:
         async with keyed(limits=limits) as at:

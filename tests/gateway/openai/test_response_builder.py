@@ -14,16 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
-from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
 from alignedserve.gateway.limits import limits
-from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
-from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
+from alignedserve.gateway.openai.completions import ChatResponseBuilder, CompletionResponseBuilder
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking

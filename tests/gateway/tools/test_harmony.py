@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import GenerationConfig, GptOssConfig
 
 from alignedserve.engine.choices import vocabulary_of
-from alignedserve.engine.endings import Endings
+from alignedserve.engine.request import Endings
 from alignedserve.gateway.tools import harmony
 from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of

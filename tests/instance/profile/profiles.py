@@ -11,7 +11,7 @@ from alignedserve.instance.profile.fit import fit_held_out
 from alignedserve.instance.profile.grid import Reach, grid
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.profile.saved import VERSION, Profile
-from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+from alignedserve.timing.cost import Channels, CopyChannel, CostModel, LinearCost
 
 REACH = Reach(max_num_seqs=256, max_chunk=2048, max_model_len=8192, num_kv_tokens=500_000)
 FACTS = {"model": "tiny", "device": "a device", "dtype": "float32"}
@@ -23,12 +23,12 @@ KNOWN = CostModel(
     prefill_token_s=2.2e-5,
     prefill_attention_s=2.6e-10,
     prefill_context_s=1e-7,
-    decode_lines=[Line(5e-3, 2e-6), Line(3e-3, 4e-5), Line(1e-3, 7e-5)],
+    decode_lines=[LinearCost(5e-3, 2e-6), LinearCost(3e-3, 4e-5), LinearCost(1e-3, 7e-5)],
     decode_attention_s=3e-8,
     decode_far_s=4e-8,
     num_near_tokens=8192,
     num_filling=1.0,
-    channels=Channels(*[Channel(0.0, 1e9)] * 4),
+    channels=Channels(*[CopyChannel(0.0, 1e9)] * 4),
 )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from alignedserve.instance.profile.fit import errors, fit, fit_chunks, fit_held_out, least_squares, split
 from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.points import Measured, Point
-from alignedserve.timing.cost import ExpertCounts, Line
+from alignedserve.timing.cost import ExpertCounts, LinearCost
 from alignedserve.timing.cost_presets import checked
 from tests.instance.profile.profiles import KNOWN, REACH, measured_by
 
@@ -61,7 +61,7 @@ def test_held_out_points_are_a_fifth_and_have_no_part_in_the_fit() -> None:
 
 
 def test_one_line_is_found_where_there_is_one() -> None:
-    known = replace(KNOWN, decode_lines=[Line(2e-3, 1e-5)])
+    known = replace(KNOWN, decode_lines=[LinearCost(2e-3, 1e-5)])
     model = fit(measured_by(known, POINTS, 0.0), 1, 1, "made up")
     assert max(error.p95 for error in errors(model, measured_by(known, POINTS, 0.0)).values()) < 1e-6
 
@@ -100,7 +100,9 @@ def test_without_one_of_the_kinds_there_is_no_fit() -> None:
         fit([each for each in measured if each.point.kind == "decode"], 1, 1, "made up")
 
 
-MIXTURE = replace(KNOWN, expert_counts=ExpertCounts(128, 8), experts_s=2e-2, decode_lines=[Line(3e-3, 1e-5)])
+MIXTURE = replace(
+    KNOWN, expert_counts=ExpertCounts(128, 8), experts_s=2e-2, decode_lines=[LinearCost(3e-3, 1e-5)]
+)
 
 
 @pytest.mark.slow

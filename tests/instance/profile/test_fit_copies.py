@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from alignedserve.instance.profile.fit_copies import Copied, fit_channel
 from alignedserve.instance.profile.restoring import Restored, fit_restoring
-from alignedserve.timing.cost import Channel
+from alignedserve.timing.cost import CopyChannel
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20]
-KNOWN = Channel(latency_s=2e-5, bytes_per_s=5e9)
+KNOWN = CopyChannel(latency_s=2e-5, bytes_per_s=5e9)
 
 
-def copies_by(channel: Channel, noise: float = 0.0, num_each: int = 5) -> list[Copied]:
+def copies_by(channel: CopyChannel, noise: float = 0.0, num_each: int = 5) -> list[Copied]:
     choose = random.Random(0)
     return [
         Copied(size, channel.seconds(size) * choose.uniform(1 - noise, 1 + noise))
@@ -25,9 +25,9 @@ def copies_by(channel: Channel, noise: float = 0.0, num_each: int = 5) -> list[C
 
 
 @pytest.mark.parametrize(
-    "known", [KNOWN, Channel(1e-6, 5e10), Channel(1e-3, 1e8), Channel(0.0, 1e9)], ids=str
+    "known", [KNOWN, CopyChannel(1e-6, 5e10), CopyChannel(1e-3, 1e8), CopyChannel(0.0, 1e9)], ids=str
 )
-def test_a_channel_is_found_again(known: Channel) -> None:
+def test_a_channel_is_found_again(known: CopyChannel) -> None:
     found = fit_channel(copies_by(known))
     assert found.latency_s == pytest.approx(known.latency_s, rel=1e-3, abs=1e-9)
     assert found.bytes_per_s == pytest.approx(known.bytes_per_s, rel=1e-3)
@@ -52,11 +52,11 @@ def test_interruptions_leave_it_as_it_was() -> None:
 
 def test_of_one_size_all_of_the_time_is_the_rate_s() -> None:
     found = fit_channel([Copied(1000, 0.5), Copied(1000, 0.1), Copied(1000, 0.2)])
-    assert found == Channel(0.0, 10_000.0)
+    assert found == CopyChannel(0.0, 10_000.0)
 
 
 def test_where_more_bytes_take_no_longer_the_largest_copy_says_the_rate() -> None:
-    assert fit_channel([Copied(100, 0.2), Copied(1000, 0.1)]) == Channel(0.0, 10_000.0)
+    assert fit_channel([Copied(100, 0.2), Copied(1000, 0.1)]) == CopyChannel(0.0, 10_000.0)
     assert fit_channel([Copied(100, 0.1), Copied(1000, 0.0)]).bytes_per_s == pytest.approx(1e12)
 
 

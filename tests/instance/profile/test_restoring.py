@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.engine.engine import Engine, Iteration
+from alignedserve.engine.engine import Engine, LaunchedIteration
 from alignedserve.engine.request import Work
 from alignedserve.instance.profile.grid import MARGIN, Reach
 from alignedserve.instance.profile.make import make
@@ -71,7 +71,7 @@ def test_what_is_measured_restores_as_many_tokens_as_it_says(
 ) -> None:
     launch, steps = engine.launch, list[tuple[bool, int, int]]()
 
-    def noted(work: Work) -> Iteration:
+    def noted(work: Work) -> LaunchedIteration:
         ((request, count),) = work
         steps.append((request.keeps_inputs, request.num_computed, count))
         return launch(work)

@@ -173,7 +173,7 @@ class Memory:
 
 def pytest_configure() -> None:
     emulated = EmulatedLibrary(shlex.split(os.environ["EMULATED_LIBRARY"]))
-    library._load = lambda: library.Loaded(emulated, Path())  # type: ignore[arg-type]
+    library._load = lambda: library.LoadedLibrary(emulated, Path())  # type: ignore[arg-type]
     # Each call copies a whole arena, so arenas are kept small. It also examines all objects except the frozen ones.
     arena._CHUNK = 0
     gc.freeze()

@@ -18,7 +18,7 @@ from alignedserve.kernels.triton.expert_products import (
     expert_tuning,
     max_tiles,
 )
-from alignedserve.kernels.triton.expert_route import BLOCK, Routing, route_rows, route_rows_torch
+from alignedserve.kernels.triton.expert_route import BLOCK, ExpertRouting, route_rows, route_rows_torch
 from alignedserve.kernels.triton.experts import mix_experts, mix_experts_torch
 from tests.kernels.triton.coded_weights import random_weight
 
@@ -42,7 +42,7 @@ def weights_of(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[to
     return gate_up, randn(num_experts, hidden, inner, dtype=dtype) * inner**-0.5
 
 
-def assert_same(actual: Routing, expected: Routing) -> None:
+def assert_same(actual: ExpertRouting, expected: ExpertRouting) -> None:
     for name in ("chosen", "order", "counts"):
         assert torch.equal(getattr(actual, name), getattr(expected, name)), name
     torch.testing.assert_close(actual.weights.double(), expected.weights, rtol=1e-5, atol=1e-7)

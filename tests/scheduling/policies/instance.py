@@ -11,7 +11,7 @@ from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.timing.cost import Channel, CostModel, Line
+from alignedserve.timing.cost import CopyChannel, CostModel, LinearCost
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -26,8 +26,8 @@ PLAIN = replace(
     prefill_token_s=0.001,
     prefill_attention_s=0.0,
     decode_attention_s=0.0,
-    decode_lines=[Line(0.01, 0.001)],
-    channels=replace(COST.channels, fetch=Channel(0.0, 1000.0 * COST.kv_bytes_per_token)),
+    decode_lines=[LinearCost(0.01, 0.001)],
+    channels=replace(COST.channels, fetch=CopyChannel(0.0, 1000.0 * COST.kv_bytes_per_token)),
 )
 LIMITS = InstanceLimits(
     num_blocks=200, block_size=16, max_num_seqs=40, max_num_batched_tokens=512, max_model_len=640

@@ -9,7 +9,7 @@ from alignedserve.decode_worker.scheduled_request import ScheduledRequest, sched
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.alise import AGE_S, FIRST_QUEUE_S, AliseDecode
-from alignedserve.timing.cost import Line
+from alignedserve.timing.cost import LinearCost
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, key, keys
@@ -189,7 +189,9 @@ def test_one_that_may_not_leave_does_not_keep_others_from_leaving() -> None:
 def test_a_long_one_ends_beside_a_stream_of_shorter_ones() -> None:
     """A token takes 0.1 s. After two rises it is before them in their queue, and stays for the two seconds that this
     queue's longest take: it has its forty tokens in a few visits, and moves no more often."""
-    instance = Instance("alise", SMALL, replace(PLAIN, prefill_fixed_s=0.1, decode_lines=[Line(0.1, 0.0)]))
+    instance = Instance(
+        "alise", SMALL, replace(PLAIN, prefill_fixed_s=0.1, decode_lines=[LinearCost(0.1, 0.0)])
+    )
     schedule, num_left, num_visits = instance.schedule, dict[RequestKey, int](), 0
 
     def comes(length: int, num_output: int = 1, number: int | None = None) -> RequestKey:

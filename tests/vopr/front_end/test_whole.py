@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from alignedserve.types import RequestKey
 from alignedserve.vopr.front_end.whole_run import WholeRun
-from alignedserve.vopr.history import Ask, Batch, History
+from alignedserve.vopr.history import Ask, History, SubmitJob
 from alignedserve.vopr.plan import SYSTEMS
 from alignedserve.vopr.run import history_of, run
 from alignedserve.vopr.shrink import Shrinker
@@ -23,7 +23,7 @@ def short(seed: int, seconds: float = 20.0, **changes: Any) -> History:
     return History(plan, [action for action in history.actions if action.at_s < seconds])
 
 
-def quiet(*actions: Ask | Batch, **changes: Any) -> History:
+def quiet(*actions: Ask | SubmitJob, **changes: Any) -> History:
     """These clients, of a system with one island in which nothing goes wrong."""
     plan = short(1).plan
     assert plan.front
@@ -38,7 +38,7 @@ CHATS = [
     Ask(at_s=0.5 * n, key=RequestKey(n), prompt_len=9 * n, output_len=5 * n, is_chat=n % 2 == 0)
     for n in range(1, 5)
 ]
-JOB = Batch(at_s=1.0, key=RequestKey(9), num_lines=10, prompt_len=20, output_len=20)
+JOB = SubmitJob(at_s=1.0, key=RequestKey(9), num_lines=10, prompt_len=20, output_len=20)
 
 
 def failing(history: History) -> str:

@@ -6,11 +6,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.batch_jobs.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from alignedserve.gateway.openai.responses.body import Metadata
@@ -54,7 +53,7 @@ class AskedBatch(DirectAnswer, frozen=True, kw_only=True):
     webhook_url: str | None
 
 
-def asked_batch(body: BatchBody, model: ServedModel, limits: Limits) -> AskedBatch:
+def asked_batch(body: BatchBody, model: ServedModel, limits: CallLimits) -> AskedBatch:
     """Returns the batch that the body asks for. Raises ApiError and InvalidRequest."""
     webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
     try:

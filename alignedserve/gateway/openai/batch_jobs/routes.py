@@ -13,12 +13,12 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 
-from alignedserve.batch.forecast import Forecast
+from alignedserve.batch.forecast import JobForecast
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.placed_inputs import PlacedInputs, is_url
 from alignedserve.batch.runner import BatchRunner
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json
@@ -210,7 +210,7 @@ async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> 
     return stored or job
 
 
-def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
+def _forecast(job: JobRecord, tally: Tally, forecast: JobForecast) -> Json:
     """Returns the progress of a job, which OpenAI's object lacks."""
     estimate = forecast.of(job.id) if job.status == "in_progress" else None
     num_done = tally.num_completed + tally.num_failed

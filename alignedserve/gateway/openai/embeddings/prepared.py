@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from alignedserve.engine.validate import check_ids
-from alignedserve.gateway.generation.prepared import CallRunner, PreparedCall, packed, salt_of, unpacked
+from alignedserve.engine.request import check_ids
+from alignedserve.gateway.generation.endpoint import CallRunner, PreparedCall, packed, salt_of, unpacked
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece, array_of, encode, object_of
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.embeddings.bodies import (
     MAX_INPUTS,
@@ -129,7 +129,7 @@ def _numbers(vector: Vector) -> np.ndarray:
 Input = str | list[int]
 
 
-def embeddings(body: EmbeddingsBody, model: ServedModel, limits: Limits) -> PreparedEmbeddings:
+def embeddings(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> PreparedEmbeddings:
     """Returns the call for embeddings. Raises ApiError and InvalidRequest."""
     most = model.embedding_size
     if body.dimensions is not None and most is not None and body.dimensions > most:
@@ -143,7 +143,7 @@ def embeddings(body: EmbeddingsBody, model: ServedModel, limits: Limits) -> Prep
     )
 
 
-def score(body: ScoreBody, model: ServedModel, limits: Limits) -> PreparedScore:
+def score(body: ScoreBody, model: ServedModel, limits: CallLimits) -> PreparedScore:
     """Returns the call for scores. Raises ApiError and InvalidRequest."""
     ones, others = _listed(body.text_1), _listed(body.text_2)
     if len(ones) not in (1, len(others)):
@@ -153,7 +153,7 @@ def score(body: ScoreBody, model: ServedModel, limits: Limits) -> PreparedScore:
     return PreparedScore(**fields, num_ones=len(ones))
 
 
-def rerank(body: RerankBody, model: ServedModel, limits: Limits) -> PreparedRerank:
+def rerank(body: RerankBody, model: ServedModel, limits: CallLimits) -> PreparedRerank:
     """Returns the call for a ranking. Raises ApiError and InvalidRequest."""
     fields = _fields(body, {"query": [body.query], "documents": body.documents}, model, limits)
     shows_documents = body.return_documents is not False
@@ -171,7 +171,7 @@ def _wrong(name: str, message: str, code: str | None = None) -> ApiError:
 
 
 def _fields(
-    body: EmbeddingBody, inputs: dict[str, Sequence[Input]], model: ServedModel, limits: Limits
+    body: EmbeddingBody, inputs: dict[str, Sequence[Input]], model: ServedModel, limits: CallLimits
 ) -> dict[str, Any]:
     """Returns the fields that every prepared call has. `inputs` are by the body's parameter."""
     model.check_name(body.model)
@@ -198,7 +198,7 @@ def _fields(
 
 
 def _checked(
-    name: str, given: Input, adds_special_tokens: bool, model: ServedModel, limits: Limits
+    name: str, given: Input, adds_special_tokens: bool, model: ServedModel, limits: CallLimits
 ) -> list[int]:
     """Returns the token ids of an input of this parameter."""
     prompt = model.prompt_ids(given, adds_special_tokens, name) if given else []

@@ -7,10 +7,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import PreparedCall
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import unless_gone
+from alignedserve.gateway.generation.endpoint import Endpoint, PreparedCall
+from alignedserve.gateway.generation.responding import RequestBuilder, unless_gone
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_pieces import json_response

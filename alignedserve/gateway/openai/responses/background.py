@@ -13,16 +13,15 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.gateway.generation.endpoint import Endpoint, Needed
-from alignedserve.gateway.generation.prepared import Answering, Prepared
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.endpoint import Answering, Endpoint, Needed, Prepared
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import Json, encode
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.kept import (
-    Conversation,
+    EarlierConversation,
     KeptResponses,
     head_of,
     output_parts,
@@ -86,7 +85,7 @@ class BackgroundResponses:
     # ---- called by routes ----
 
     async def begin(
-        self, call: PreparedResponse, body: Sequence[bytes], owner: str, before: Conversation
+        self, call: PreparedResponse, body: Sequence[bytes], owner: str, before: EarlierConversation
     ) -> ResponseHead:
         """Stores the call, which is answered later, and returns the response as it is now. Raises ApiError, StoreFull
         and TooManyJobs."""
@@ -221,7 +220,7 @@ class BackgroundResponses:
         with self._memory.share(head.owner) as share:
             share.add(head.size_of("call"))
             body = [piece async for piece in self._kept.pieces(head, "call")]
-            before = Conversation()
+            before = EarlierConversation()
             if needed := _needed(head):
                 before = await self._kept.before(needed, head.owner, share, head.size_of("call"))
             call = await self._request_builder.preparer.call(self._endpoint, body, head.owner, before.items)

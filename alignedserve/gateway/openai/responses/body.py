@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from alignedserve.gateway.chat.conversation import AnyChatBody, Conversation
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.chat import AnyChatBody, Conversation
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.openai.responses.items import Item, messages_of
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice, allowed

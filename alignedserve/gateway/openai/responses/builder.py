@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
-from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Output, run

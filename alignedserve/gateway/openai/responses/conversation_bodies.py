@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
@@ -44,14 +43,14 @@ class Given(DirectAnswer, frozen=True):
     metadata: bytes = b"{}"
 
 
-def given(body: Any, model: ServedModel, limits: Limits) -> Given:
+def given(body: Any, model: ServedModel, limits: CallLimits) -> Given:
     """Returns the parts of a body that are stored. Raises ApiError and InvalidRequest."""
     items, index = _kept(getattr(body, "items", None) or [], limits)
     metadata = kept_json("metadata", getattr(body, "metadata", None) or {})
     return Given(memoryview(b""), [], items, index, metadata)
 
 
-def _kept(found: Sequence[Any], limits: Limits) -> tuple[bytes, bytes]:
+def _kept(found: Sequence[Any], limits: CallLimits) -> tuple[bytes, bytes]:
     items = Items()
     try:
         kept = items.add(found, in_full=True)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, encode, json_response

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from alignedserve.gateway.generation.endpoint import Needed
-from alignedserve.gateway.generation.generation import TokenUsage
-from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.generation import ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
@@ -38,7 +37,7 @@ from alignedserve.store import (
     StoreAway,
     StoreFull,
 )
-from alignedserve.store.base import Order
+from alignedserve.store.records import Order
 from alignedserve.store.responses import ItemPage, Pieces, sizes_of
 from alignedserve.store.retry import repeated
 
@@ -57,7 +56,7 @@ _TURN: tuple[Part, ...] = ("input_items", "output")
 
 
 @dataclass(frozen=True)
-class Conversation:
+class EarlierConversation:
     """What precedes a call."""
 
     # Items as a JSON array, in pieces. None: there are none.
@@ -78,7 +77,7 @@ class KeptResponses:
         self,
         call: PreparedResponse,
         owner: str,
-        before: Conversation,
+        before: EarlierConversation,
         builder: ResponseBuilder,
         usage: TokenUsage,
     ) -> None:
@@ -115,12 +114,14 @@ class KeptResponses:
         builder.is_stored = False
         log.warning("a response is not stored: %s", reason)
 
-    async def before(self, needed: Needed, owner: str, share: Share, num_body_bytes: int) -> Conversation:
+    async def before(
+        self, needed: Needed, owner: str, share: Share, num_body_bytes: int
+    ) -> EarlierConversation:
         """Returns what precedes a call with a body of `num_body_bytes`. Its size is added to `share` before it is read.
         Raises ApiError."""
         if needed.param == "previous_response_id":
             return await self.conversation(needed.id, owner, share, num_body_bytes)
-        return Conversation(*await self.conversations.items(needed.id, owner, share, num_body_bytes))
+        return EarlierConversation(*await self.conversations.items(needed.id, owner, share, num_body_bytes))
 
     async def find(self, response_id: str, owner: str) -> ResponseHead:
         """Returns the response. Raises the same ApiError for one that does not exist and for another owner's."""
@@ -131,7 +132,7 @@ class KeptResponses:
 
     async def conversation(
         self, response_id: str, owner: str, share: Share, num_body_bytes: int
-    ) -> Conversation:
+    ) -> EarlierConversation:
         """Returns the conversation up to the end of this response, for a call with a body of `num_body_bytes`. Its size
         is added to `share` before it is read. Raises ApiError."""
         heads = await self._heads_up_to(response_id, owner, num_body_bytes)
@@ -147,7 +148,7 @@ class KeptResponses:
                         pieces += [piece async for piece in self.pieces(head, part, begin, end)]
         except ResponseGone as gone:
             raise _no_previous(str(gone)) from None
-        return Conversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
+        return EarlierConversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
 
     def pieces(
         self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
@@ -263,7 +264,7 @@ def output_parts(output: Output) -> dict[Part, Pieces]:
 def head_of(
     call: PreparedResponse,
     owner: str,
-    before: Conversation,
+    before: EarlierConversation,
     state: Json,
     parts: dict[Part, Pieces],
     num_logprob_bytes: int = 0,

@@ -16,7 +16,7 @@ from alignedserve.gateway.openai.responses.output_items import (
     ReasoningItem,
     TextItem,
 )
-from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
+from alignedserve.gateway.openai.responses.written import Event, StoredSpan, object_pieces
 from alignedserve.gateway.tools.readers import CallPiece, ContentPiece, Read, ThoughtPiece
 
 # Places per item, in the bytes of all items: its start, start and end of its text, start and end of its
@@ -113,7 +113,7 @@ class Output:
         begin = self._num_bytes
         text = logprobs = (begin, begin)
         for piece in object_pieces(item.body(status)):
-            assert not isinstance(piece, Stored)
+            assert not isinstance(piece, StoredSpan)
             end = self._num_bytes + len(piece)
             if piece is item.text:
                 text, logprobs = (self._num_bytes, end), (end, end)

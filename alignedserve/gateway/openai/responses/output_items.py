@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from msgspec import Raw
 
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.gateway.openai.responses.written import Event, Stored, WrittenText, object_pieces
+from alignedserve.gateway.openai.responses.written import Event, StoredSpan, WrittenText, object_pieces
 
 
 @dataclass(eq=False)
@@ -22,9 +22,9 @@ class OutputItem(ABC):
     index: int
     id: str
     # The text as JSON, without its quotes.
-    text: bytearray | Stored = field(default_factory=bytearray)
+    text: bytearray | StoredSpan = field(default_factory=bytearray)
     # The log-probabilities of a message, as JSON without the brackets. Other items have none.
-    logprobs: bytearray | Stored = field(default_factory=bytearray)
+    logprobs: bytearray | StoredSpan = field(default_factory=bytearray)
 
     @property
     def place(self) -> Json:
@@ -151,7 +151,9 @@ class Call(OutputItem):
         yield "response.output_item.done", {"output_index": self.index, "item": self.body(status)}
 
 
-def restored(item: Json, index: int, text: bytearray | Stored, logprobs: bytearray | Stored) -> OutputItem:
+def restored(
+    item: Json, index: int, text: bytearray | StoredSpan, logprobs: bytearray | StoredSpan
+) -> OutputItem:
     """Returns a stored item. `item` has all of it but the text and the log-probabilities."""
     match item["type"]:
         case "message":

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands, Needed
-from alignedserve.gateway.generation.prepared import Answering, DirectAnswer
+from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
+from alignedserve.gateway.generation.endpoint import (
+    Answering,
+    Beside,
+    ConversationNeeded,
+    DirectAnswer,
+    Expands,
+    Needed,
+)
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
@@ -42,7 +48,7 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
         )
 
 
-def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> PreparedResponse:
+def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside: Beside) -> PreparedResponse:
     """Returns the call of a response. Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         if body.background and body.store is False:
@@ -67,7 +73,7 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
         )
 
 
-def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> DirectAnswer:
+def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, beside: Beside) -> DirectAnswer:
     """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
     Expands."""
     with body.naming():

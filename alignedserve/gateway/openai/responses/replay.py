@@ -14,7 +14,7 @@ from alignedserve.gateway.openai.responses.output_items import OutputItem, resto
 from alignedserve.gateway.openai.responses.written import (
     AnyPiece,
     Event,
-    Stored,
+    StoredSpan,
     WrittenText,
     event_pieces,
     response_pieces,
@@ -42,7 +42,7 @@ async def written(head: ResponseHead, read: Read, after: int = -1) -> AsyncItera
 async def _events_of(head: ResponseHead, read: Read) -> AsyncIterator[Event]:
     now = msgspec.json.decode(head.state)
     early = encode(now | {"status": "in_progress", "usage": None, "completed_at": None})
-    repeated: AnyPiece = Stored("repeated", 1, head.size_of("repeated"))
+    repeated: AnyPiece = StoredSpan("repeated", 1, head.size_of("repeated"))
     if head.size_of("repeated") <= SMALL_BYTES:
         repeated = await read("repeated", 1, head.size_of("repeated"))
     begun = WrittenText([*response_pieces(early, (), repeated)])
@@ -56,7 +56,7 @@ async def _events_of(head: ResponseHead, read: Read) -> AsyncIterator[Event]:
         for event in item.ended(status):
             yield event
     name = "failed" if now["status"] == "cancelled" else now["status"]
-    output = Stored("output", 0, head.size_of("output"))
+    output = StoredSpan("output", 0, head.size_of("output"))
     yield f"response.{name}", {"response": WrittenText([*response_pieces(head.state, [output], repeated)])}
 
 
@@ -75,8 +75,8 @@ async def _item(places: Sequence[int], index: int, read: Read) -> tuple[OutputIt
     begin, text_begin, text_end, logprobs_begin, logprobs_end, end = places
     # An item without its text and its log-probabilities is small.
     spans = (begin, text_begin), (text_end, logprobs_begin), (logprobs_end, end)
-    text: bytearray | Stored = Stored("output", text_begin, text_end)
-    logprobs: bytearray | Stored = Stored("output", logprobs_begin, logprobs_end)
+    text: bytearray | StoredSpan = StoredSpan("output", text_begin, text_end)
+    logprobs: bytearray | StoredSpan = StoredSpan("output", logprobs_begin, logprobs_end)
     if end - begin <= SMALL_BYTES:
         whole = await read("output", begin, end)
         rest = [whole[first - begin : last - begin] for first, last in spans]
@@ -88,5 +88,5 @@ async def _item(places: Sequence[int], index: int, read: Read) -> tuple[OutputIt
     return restored(item, index, text, logprobs), item["status"]
 
 
-def _is_empty(piece: bytearray | Stored) -> bool:
-    return piece.begin == piece.end if isinstance(piece, Stored) else not piece
+def _is_empty(piece: bytearray | StoredSpan) -> bool:
+    return piece.begin == piece.end if isinstance(piece, StoredSpan) else not piece

@@ -11,12 +11,16 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
-from alignedserve.gateway.generation.prepared import DirectAnswer
+from alignedserve.gateway.generation.endpoint import (
+    ConversationNeeded,
+    DirectAnswer,
+    Endpoint,
+    Needed,
+    Result,
+)
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.request_builder import RequestBuilder
-from alignedserve.gateway.generation.responding import ANSWERED, respond
-from alignedserve.gateway.http.auth_limits import share_of
+from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond
+from alignedserve.gateway.http.access import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json
@@ -25,7 +29,7 @@ from alignedserve.gateway.http.reading import Share, json_body
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
-from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
+from alignedserve.gateway.openai.responses.kept import EarlierConversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
 from alignedserve.gateway.openai.responses.sending import page_of, response_of, stream_of
 from alignedserve.store import ResponseGone, ResponseStore, StoreFull, TooManyJobs
@@ -135,10 +139,10 @@ async def _result(
     share: Share,
     kept: KeptResponses,
     preparer: Preparer,
-) -> tuple[Result, Conversation]:
+) -> tuple[Result, EarlierConversation]:
     """Returns the result of the endpoint for a body, and the conversation before it without its items, which are in the
     result. Raises ApiError."""
-    num_bytes, before, missing = sum(map(len, body)), Conversation(), None
+    num_bytes, before, missing = sum(map(len, body)), EarlierConversation(), None
     if (looked_up := _looked_up(body, num_bytes)) is not None:
         try:
             before = await kept.before(looked_up, owner, share, num_bytes)

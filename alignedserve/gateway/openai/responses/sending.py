@@ -16,7 +16,7 @@ from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError, unavaila
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, AnswerStream, Piece, blocks_of, event_named
 from alignedserve.gateway.openai.responses.kept import KeptResponses, not_found
 from alignedserve.gateway.openai.responses.replay import written
-from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
+from alignedserve.gateway.openai.responses.written import AnyPiece, StoredSpan
 from alignedserve.store import ResponseGone, ResponseHead, StoreAway
 from alignedserve.store.responses import ItemPage
 
@@ -135,13 +135,13 @@ async def _read_in(
     pieces: Iterable[AnyPiece], head: ResponseHead, kept: KeptResponses
 ) -> AsyncIterator[Block]:
     """Yields the pieces, and reads those that are stored."""
-    for is_stored, some in groupby(pieces, lambda piece: isinstance(piece, Stored)):
+    for is_stored, some in groupby(pieces, lambda piece: isinstance(piece, StoredSpan)):
         if not is_stored:
             for block in await blocks_of(cast(Iterable[Piece], some)):
                 if block:
                     yield block
             continue
-        for stored in cast(Iterable[Stored], some):
+        for stored in cast(Iterable[StoredSpan], some):
             async for block in kept.pieces(head, stored.part, stored.begin, stored.end):
                 yield block
 

@@ -11,7 +11,7 @@ from alignedserve.store import Part
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSpan:
     """Bytes of a response's stored part, which are read when they are sent."""
 
     part: Part
@@ -19,7 +19,7 @@ class Stored:
     end: int
 
 
-AnyPiece = Piece | Stored
+AnyPiece = Piece | StoredSpan
 
 
 @dataclass(frozen=True)

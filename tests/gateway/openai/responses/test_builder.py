@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.gateway.generation.endpoint import Answering
 from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
-from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
+from alignedserve.gateway.openai.completions import ChatResponseBuilder
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
-from alignedserve.gateway.openai.responses.written import Stored
+from alignedserve.gateway.openai.responses.written import StoredSpan
 from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.readers import CallPiece, Read, TextReader, ThoughtPiece
 from alignedserve.gateway.tools.reading import TextReading
@@ -79,7 +79,7 @@ def replayed(builder: ResponsesBuilder) -> list[Any]:
     async def sent() -> list[Any]:
         pieces = [piece async for event in written(head, read) for piece in event]
         return [
-            parts[piece.part][piece.begin : piece.end] if isinstance(piece, Stored) else piece
+            parts[piece.part][piece.begin : piece.end] if isinstance(piece, StoredSpan) else piece
             for piece in pieces
         ]
 

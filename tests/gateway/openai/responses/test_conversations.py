@@ -15,7 +15,7 @@ from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.limits.limits import Limits
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.openai.responses.conversation_bodies import CREATE, Given
 from alignedserve.gateway.openai.responses.conversations import MAX_LOOKS
 from alignedserve.gateway.openai.responses.items import Items, messages_of
@@ -248,7 +248,7 @@ def test_odd_values_are_kept_or_refused() -> None:
     num_kept = 0
     for body in with_odd_values({"items": items, "metadata": {"a": "b"}}):
         with suppress(ApiError):
-            made = CREATE.prepare(json.dumps(body).encode(), MODEL, Limits())
+            made = CREATE.prepare(json.dumps(body).encode(), MODEL, CallLimits())
             assert isinstance(made, Given)
             kept = json.loads(b"[%b]" % made.items)
             assert [each["id"] for each in kept] == [

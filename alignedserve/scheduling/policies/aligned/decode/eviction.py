@@ -31,7 +31,7 @@ from alignedserve.types import RequestKey
 SOON = 2.0
 
 
-class Eviction:
+class EvictionChoice:
     def __init__(
         self, config: SchedulingConfig, estimate: Estimate, slo: DecodeSloScheduler, demand: RtDemand
     ) -> None:

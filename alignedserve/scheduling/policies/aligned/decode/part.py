@@ -28,7 +28,7 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.admission import Admission, by_due
-from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
+from alignedserve.scheduling.policies.aligned.decode.eviction import EvictionChoice
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Chunks, DecodeSloScheduler
 from alignedserve.scheduling.policies.base import DecodePart
@@ -46,7 +46,7 @@ class AlignedDecode(DecodePart):
         self._time = RemainingTime(limits, estimate)
         self._demand = RtDemand(limits, config)
         self._slo = DecodeSloScheduler(limits, config, estimate, self._demand)
-        self._eviction = Eviction(config, estimate, self._slo, self._demand)
+        self._eviction = EvictionChoice(config, estimate, self._slo, self._demand)
         self._admission = Admission(config, estimate, self._slo, self._demand)
 
     def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:

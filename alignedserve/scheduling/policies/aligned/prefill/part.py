@@ -1,5 +1,5 @@
 """The prefill instances' part of `aligned`. At an iteration boundary it starts prompts, the most urgent first, and cuts
-the iteration's chunks (`chunks.py`). Real time (RT) and best effort (BE) share the instance:
+the iteration's chunks (`slo_scheduler.py`). Real time (RT) and best effort (BE) share the instance:
 
 - **Time** (`slo_scheduler.py`). An iteration of BE is bounded by a share of the tightest recent TTFT objective. One of
   RT is bounded by that objective, or by the time that RT needs for nearly its full pace, if that is longer. RT goes

@@ -20,7 +20,7 @@ from alignedserve.scheduling import routing
 from alignedserve.scheduling.forecast import FORGIVEN_S
 from alignedserve.scheduling.island import Island, PrefillView, Room, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.priority import REAL_TIME
-from alignedserve.scheduling.prefix_affinity import num_to_compute
+from alignedserve.scheduling.prefixes import num_to_compute
 from alignedserve.timing.deadlines import due_s, latest_start_s
 from alignedserve.types import RequestKey
 

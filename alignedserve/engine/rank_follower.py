@@ -18,10 +18,10 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import new_blocks
 from alignedserve.engine.ranks import memory
-from alignedserve.engine.ranks.channel import Channel, ChannelClosed, Kind
+from alignedserve.engine.ranks.channel import ChannelClosed, Kind, RankChannel
 from alignedserve.engine.ranks.watch import beat
 from alignedserve.ops.base import CompiledModel
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Shard
 from alignedserve.ops.step import StepInputs
 
@@ -29,7 +29,7 @@ from alignedserve.ops.step import StepInputs
 def main() -> None:
     # A terminal's interrupt reaches all processes. The leading rank decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = RankChannel(socket.socket(fileno=int(sys.argv[1])))
     try:
         follow(channel)
     except ChannelClosed:
@@ -37,7 +37,7 @@ def main() -> None:
         return
 
 
-def follow(channel: Channel) -> None:
+def follow(channel: RankChannel) -> None:
     start = json.loads(channel.expect(Kind.START))
     try:
         config, ranks = EngineConfig(**start["config"]), _ranks(start)
@@ -64,13 +64,13 @@ def follow(channel: Channel) -> None:
     _compute(channel, step, compiled)
 
 
-def _ranks(start: dict[str, Any]) -> Ranks:
+def _ranks(start: dict[str, Any]) -> RankGroup:
     shard = Shard(start["rank"], start["config"]["tensor_parallel_size"])
     shared = memory.attach(start["shared"])
-    return Ranks(shard, Path(start["store_file"]), shared, start["slot_values"], start["num_threads"])
+    return RankGroup(shard, Path(start["store_file"]), shared, start["slot_values"], start["num_threads"])
 
 
-def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, step: StepInputs) -> int:
+def _num_blocks(channel: RankChannel, config: EngineConfig, loaded: LoadedModel, step: StepInputs) -> int:
     """Returns the number of blocks, from the leading rank's CACHE message. Answers MEASURE, which may come before
     it."""
     kind, data = channel.receive()
@@ -85,7 +85,7 @@ def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, ste
     return int(json.loads(data)["num_blocks"])
 
 
-def _compute(channel: Channel, step: StepInputs, model: CompiledModel) -> None:
+def _compute(channel: RankChannel, step: StepInputs, model: CompiledModel) -> None:
     while True:
         kind, data = channel.receive()
         if kind is Kind.FORWARD:

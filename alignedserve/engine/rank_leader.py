@@ -25,11 +25,11 @@ import torch
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.ranks import memory
-from alignedserve.engine.ranks.channel import Channel, Kind
+from alignedserve.engine.ranks.channel import Kind, RankChannel
 from alignedserve.engine.ranks.watch import Watch
 from alignedserve.kernels.cpu.ranks import num_shared_bytes
 from alignedserve.ops.base import CompiledModel
-from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Shard
 from alignedserve.ops.step import StepInputs
 
@@ -46,7 +46,7 @@ class RankLeader:
         os.close(os.open(self._store_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         shared = memory.allocate(num_shared_bytes(size, slot_values))
         num_threads = max(torch.get_num_threads() // size, 1)
-        self.ranks = Ranks(Shard(0, size), self._store_file, shared, slot_values, num_threads)
+        self.ranks = RankGroup(Shard(0, size), self._store_file, shared, slot_values, num_threads)
         self._followers = [_start(rank) for rank in range(1, size)]
         self._watch = Watch([process for process, _ in self._followers], shared)
         self._channels = [channel for _, channel in self._followers]
@@ -150,20 +150,22 @@ class LedModel(CompiledModel):
             raise
 
 
-def _start(rank: int) -> tuple[subprocess.Popen[bytes], Channel]:
+def _start(rank: int) -> tuple[subprocess.Popen[bytes], RankChannel]:
     ours, theirs = socket.socketpair()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve.engine.ranks.follower", str(theirs.fileno())],
+            [sys.executable, "-m", "alignedserve.engine.rank_follower", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
         )
-    return process, Channel(ours)
+    return process, RankChannel(ours)
 
 
-def _close(followers: list[tuple[subprocess.Popen[bytes], Channel]], watch: Watch, store_file: Path) -> None:
+def _close(
+    followers: list[tuple[subprocess.Popen[bytes], RankChannel]], watch: Watch, store_file: Path
+) -> None:
     watch.stop()
     store_file.unlink(missing_ok=True)
     for _, channel in followers:

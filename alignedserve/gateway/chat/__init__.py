@@ -1,1 +1,0 @@
-"""Chats of any API: messages, tools and the tool choice, rendered by the model's chat template."""
