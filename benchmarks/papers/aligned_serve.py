@@ -339,7 +339,7 @@ class Paused(Scenario):
     def island(self) -> Island:
         island = super().island()
         for each in island.decodes:
-            each.worker_class = PausedWorker  # type: ignore[attr-defined]
+            each.worker_class = PausedWorker
         return island
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from alignedserve.engine.request import Layout
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
@@ -34,9 +35,8 @@ def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directo
     )
     requests = []
     for place, index in enumerate(indices):
-        request = engine.adopt(
-            RequestId(f"r{index}"), prompts()[index], greedy_params(), 0, keeps_inputs=place < 2
-        )
+        layout = Layout(keeps_inputs=place < 2)
+        request = engine.adopt(RequestId(f"r{index}"), prompts()[index], greedy_params(), 0, layout=layout)
         assert request is not None
         engine.join(request)
         requests.append(request)
