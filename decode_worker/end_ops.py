@@ -10,6 +10,16 @@ from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.types import RequestKey
 
+# Host memory has room for the overwritten KV of one block in this many. When RT needs more, whole requests must leave.
+BLOCKS_PER_PART = 4
+
+
+def make_room(engine: Executor) -> int:
+    """Makes host memory for KV that is overwritten. Returns the number of blocks for which it has room."""
+    num_parts = max(engine.num_blocks // BLOCKS_PER_PART, 1)
+    engine.make_checkpoints(num_parts)
+    return num_parts
+
 
 def carry_out(ops: Iterable[EndOp], engine: Executor, requests: Mapping[RequestKey, Request]) -> Counter[str]:
     """Returns the bytes copied, by purpose."""

@@ -17,7 +17,7 @@ from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.instance.iteration_times import Forecast
+from alignedserve.instance.iteration_times import IterationForecast
 from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
@@ -40,7 +40,7 @@ class DecodeSchedule:
         self.limits = replace(limits, enable_prefix_caching=lookup is not None)
         lookup = lookup or NoPrefixCache()
         self.policy = policy
-        self.forecast = Forecast(estimate)
+        self.forecast = IterationForecast(estimate)
         self.candidates = Candidates(limits.max_model_len, lookup)
         self.blocks = BlockTable(limits, max_parts)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
@@ -105,7 +105,7 @@ class DecodeSchedule:
                 request.first_s = self._planned_s
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
-        """See `Forecast.took`."""
+        """See `IterationForecast.took`."""
         self.forecast.took(seconds, outside_s)
         self.policy.took(seconds)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-from alignedserve.decode_worker.end_ops import carry_out
+from alignedserve.decode_worker.end_ops import carry_out, make_room
 from alignedserve.decode_worker.plan import DecodePlan, EndOp
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
@@ -40,10 +40,6 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
-# If RT and BE share blocks, host memory has room for the overwritten KV of one block in this many. When RT needs more,
-# whole requests must leave.
-BLOCKS_PER_PART = 4
-
 
 class DecodeWorker(Worker):
     computes_prompts = False
@@ -62,17 +58,15 @@ class DecodeWorker(Worker):
         enable_prefix_caching: bool = False,
     ) -> None:
         policy = policy or make_policy(SchedulingConfig())
-        self._shares_blocks = self.computes_prompts and policy.config.share_blocks
-        super().__init__(engine, transfers, clock, threads, enable_prefix_caching, self._shares_blocks)
-        if not self._shares_blocks and not engine.limits.max_restored_blocks:
+        shares_blocks = self.computes_prompts and policy.config.share_blocks
+        super().__init__(engine, transfers, clock, threads, enable_prefix_caching, shares_blocks)
+        if not shares_blocks and not engine.limits.max_restored_blocks:
             engine.keep_window(engine.limits.max_num_batched_tokens)
         limits = limits_of(engine)
         part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
-        num_parts = max(limits.num_blocks // BLOCKS_PER_PART, 1) if self._shares_blocks else 0
-        if num_parts:
-            engine.make_checkpoints(num_parts)
-        self.schedule = DecodeSchedule(limits, part, estimate, lookup, num_parts)
+        max_parts = make_room(engine) if shares_blocks else 0
+        self.schedule = DecodeSchedule(limits, part, estimate, lookup, max_parts)
         # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
         # Requests that were aborted under a copy, with the message to send when it has ended.

@@ -44,7 +44,7 @@ class Blocks:
             )
 
 
-class RequestTable:
+class PrefillTable:
     """Requests of one kind. Those that wait hold no blocks, and those that have started hold theirs."""
 
     def __init__(self, blocks: Blocks) -> None:

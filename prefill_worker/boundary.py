@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.prompts import PromptTable
+from alignedserve.prefill_worker.prompt_table import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work

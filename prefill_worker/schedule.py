@@ -1,7 +1,7 @@
 """Decides what a prefill instance does at its next iteration boundary. Pure: it has no tensors and no clock, and only
 counts blocks.
 
-Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), and candidates of decode instances
+Two kinds of requests share its blocks (`blocks.py`): prompts (`prompt_table.py`), and candidates of decode instances
 (`stages.py`). The candidates' share leaves blocks for the longest prompt, so neither kind can lock out the other.
 
 The policy decides which prompts start, and how much of each is computed (`boundary.py`). The outcomes are reported to
@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from alignedserve.instance.iteration_times import Forecast
+from alignedserve.instance.iteration_times import IterationForecast
 from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary, PrefillPlan
-from alignedserve.prefill_worker.prompts import PromptTable
+from alignedserve.prefill_worker.prompt_table import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, num_tokens
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
@@ -48,7 +48,7 @@ class PrefillSchedule:
         )
         lookup = lookup or NoPrefixCache()
         self.policy = (policy or make_policy(SchedulingConfig())).prefill(limits, estimate)
-        self.forecast = Forecast(estimate)
+        self.forecast = IterationForecast(estimate)
         self.prompts = PromptTable(limits.max_num_seqs, self.blocks, lookup)
         self.stages = Stages(num_staging_blocks, self.policy, self.blocks)
         self._dedup = PrefixDedup(limits.block_size, lookup, self.policy.is_ahead)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.prefill_worker.blocks import Blocks, RequestTable
+from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
-class Stages(RequestTable):
+class Stages(PrefillTable):
     def __init__(self, num_blocks_at_most: int, policy: PrefillPart, blocks: Blocks) -> None:
         super().__init__(blocks)
         self._num_blocks_at_most = num_blocks_at_most

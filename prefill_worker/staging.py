@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.instance.copies import Copies, pool_blocks
+from alignedserve.instance.copies import RunningCopies, pool_blocks
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.protocol.messages import Failed, Gone, Work
@@ -22,7 +22,7 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 
-class Listener(Protocol):
+class StagingListener(Protocol):
     """The worker, to which staging says what has happened."""
 
     def staged(self, key: RequestKey) -> None: ...
@@ -51,8 +51,8 @@ class Staging:
         engine: Executor,
         schedule: PrefillSchedule,
         transfers: Transfers,
-        copies: Copies,
-        listener: Listener,
+        copies: RunningCopies,
+        listener: StagingListener,
     ) -> None:
         self._engine = engine
         self._schedule = schedule

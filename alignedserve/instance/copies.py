@@ -23,7 +23,7 @@ from alignedserve.types import BlockId, PoolBlockId, RequestKey
 DRAIN_STEP_S = 1.0
 
 
-class Copies:
+class RunningCopies:
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
         # Running copies per request.

@@ -49,7 +49,7 @@ class Stopwatch:
         self._engine_ended_s = None
 
 
-class Forecast:
+class IterationForecast:
     """How long the planned iteration will take, if there is a cost model. Pure."""
 
     def __init__(self, estimate: Estimate | None) -> None:

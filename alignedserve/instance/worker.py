@@ -19,9 +19,9 @@ import msgspec
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
-from alignedserve.instance.copies import Copies
+from alignedserve.instance.copies import RunningCopies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.iteration_times import Forecast, Stopwatch
+from alignedserve.instance.iteration_times import IterationForecast, Stopwatch
 from alignedserve.instance.prompts import Prompts
 from alignedserve.instance.requests import coming_news, key_of
 from alignedserve.protocol.messages import (
@@ -60,7 +60,7 @@ class Schedule(Protocol):
     """Decides what the instance does in its next iteration. Counts blocks, as the engine does."""
 
     limits: InstanceLimits
-    forecast: Forecast
+    forecast: IterationForecast
 
     @property
     def blocks(self) -> FreeBlocks: ...
@@ -91,7 +91,7 @@ class Worker(ABC):
         prefix reuse KV of earlier ones. `rt_only`: see `Prompts`."""
         self.engine = engine
         self.transfers = transfers
-        self.copies = Copies(transfers)
+        self.copies = RunningCopies(transfers)
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)

@@ -11,7 +11,7 @@ the copy is reported, even if the request was aborted.
 from __future__ import annotations
 
 from alignedserve.instance.prefix_dedup import PrefixLookup
-from alignedserve.prefill_worker.blocks import Blocks, RequestTable
+from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
 from alignedserve.prefill_worker.scheduled_request import (
     PromptState,
     ScheduledRequest,
@@ -21,7 +21,7 @@ from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
-class PromptTable(RequestTable):
+class PromptTable(PrefillTable):
     def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
         super().__init__(blocks)
         self._max_num_seqs = max_num_seqs
