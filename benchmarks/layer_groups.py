@@ -90,7 +90,7 @@ def run(kind: str, engine: Engine, args: argparse.Namespace) -> tuple[Run, list[
         for output in instance.step():
             if output.token_id is not None:
                 outputs[output.request_id].append(output.token_id)
-        most = max(most, instance._worker.schedule.num_running)
+        most = max(most, len(instance._worker.schedule.blocks.running))
     seconds = time.perf_counter() - begun_s
     instance.check_idle()
     instance.close()

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
+from alignedserve.engine.request import PLAIN, Layout
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
@@ -47,27 +48,40 @@ class BlockTable:
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
-    def admit(self, request: ScheduledRequest) -> None:
+    def admit(self, request: ScheduledRequest) -> Layout:
         self._begin(request, self._columns_for(request.num_tokens))
         self._pulling[request.key] = request
+        return self._layout(request)
 
-    def start(self, request: ScheduledRequest) -> None:
+    def start(self, request: ScheduledRequest) -> Layout:
         num_free = self.num_free
         count = self._begin(request, self._columns_for(request.num_tokens, request.keeps_inputs))
-        self._borrow(request, max(0, count - num_free))
+        num_lent = max(0, count - num_free)
+        self._borrow(request, num_lent)
         self._running[request.key] = request
+        return self._layout(request, num_lent)
 
-    def pulled(self, key: RequestKey) -> bool:
+    def _layout(self, request: ScheduledRequest, num_lent: int = 0) -> Layout:
+        is_reversed = self.ends.is_on and not request.is_rt
+        if is_reversed or num_lent or request.keeps_inputs:
+            return Layout(is_reversed, num_lent, request.keeps_inputs)
+        return PLAIN
+
+    def pulled(self, key: RequestKey) -> ScheduledRequest | None:
+        """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted
+        meanwhile and is gone."""
         if self._bury(key):
-            return False
-        self._running[key] = self._pulling.pop(key)
-        return True
+            return None
+        request = self._running[key] = self._pulling.pop(key)
+        return request
 
     def pull_failed(self, key: RequestKey) -> None:
         if not self._bury(key):
             self._free(self._pulling.pop(key))
 
     def evict(self, key: RequestKey) -> bool:
+        """Stops running the request. Its blocks are held until `evicted`. Returns False and changes nothing if it is
+        not running. If blocks are shared from both ends, BE keeps only `num_cached` tokens and their blocks."""
         if key not in self._running:
             return False
         request = self._leaving[key] = self._running.pop(key)
@@ -76,12 +90,15 @@ class BlockTable:
         return True
 
     def evicted(self, key: RequestKey) -> bool:
+        """Reports that the request's KV is in the pool and the request is gone. Returns False if it was aborted
+        meanwhile."""
         if self._bury(key):
             return False
         self._free(self._leaving.pop(key))
         return True
 
     def evict_failed(self, key: RequestKey) -> bool:
+        """Returns True if the request runs again, False if it was aborted meanwhile and is gone."""
         if self._bury(key):
             return False
         self._running[key] = self._leaving.pop(key)
@@ -95,6 +112,7 @@ class BlockTable:
         request.num_blocks = request.num_columns = request.num_passed = request.end = 0
 
     def abort(self, key: RequestKey) -> bool:
+        """Returns True if the request's blocks are held until a running copy is reported."""
         if key in self._running:
             self.ended(key)
             return False

@@ -15,8 +15,8 @@ from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
-from alignedserve.instance.prefix_dedup import PrefixDedup
-from alignedserve.instance.prefix_lookup import PrefixLookup
+from alignedserve.engine.request import PLAIN
+from alignedserve.instance.prefix_dedup import PrefixDedup, PrefixLookup
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
@@ -184,21 +184,22 @@ class Boundary:
                 f"but {self.num_free_blocks} blocks, {num_lendable} lent and {self.num_free_slots} slots are free"
             )
         self._candidates.take(scheduled)
-        if scheduled.num_cached:
-            self._block_table.admit(scheduled)
-            self.plan.pulls.append(scheduled.work)
-            return
         if keeps_inputs:
             # It neither uses nor provides shared KV.
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
-            self.plan.keep_inputs.add(scheduled.key)
+        if scheduled.num_cached:
+            layout = self._block_table.admit(scheduled)
+            self.plan.pulls.append(scheduled.work)
         else:
-            # With a window it holds no more of those blocks than it needs in any case.
-            max_blocks = None if self.limits.window else self.num_free_blocks
-            scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
-        self._block_table.start(scheduled)
-        self._dedup.started(scheduled)
-        self.plan.new_prompts.append(scheduled.work)
+            if not keeps_inputs:
+                # With a window it holds no more of those blocks than it needs in any case.
+                max_blocks = None if self.limits.window else self.num_free_blocks
+                scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
+            layout = self._block_table.start(scheduled)
+            self._dedup.started(scheduled)
+            self.plan.new_prompts.append(scheduled.work)
+        if layout is not PLAIN:
+            self.plan.layouts[scheduled.key] = layout
 
     def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         if len(requests) > self.num_tokens_left:

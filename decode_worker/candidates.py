@@ -11,7 +11,7 @@ from alignedserve.decode_worker.scheduled_request import (
     ScheduledRequests,
     scheduled_request,
 )
-from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
+from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixLookup
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from alignedserve.engine.request import Layout
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
@@ -71,8 +72,8 @@ class DecodePlan(msgspec.Struct):
     pulls: list[Work] = []
     # Prompts without KV that start. They have their blocks and may run in this iteration.
     new_prompts: list[Work] = []
-    # New prompts that keep the inputs of layers in place of KV.
-    keep_inputs: set[RequestKey] = set()
+    # How pulled and new requests fill their blocks, if not in the plain way.
+    layouts: dict[RequestKey, Layout] = {}
     # Requests that compute all pending tokens, usually one, and sample the next. `sampled` follows.
     run: list[RequestKey] = []
     # Requests that compute a part of their pending tokens, and the number of these. `computed` follows.
@@ -83,10 +84,6 @@ class DecodePlan(msgspec.Struct):
     ends: list[EndOp] = []
     # Seconds for which nothing runs unless an event occurs, because RT is about to arrive.
     hold_s: float = 0.0
-
-    def num_lent(self, key: RequestKey) -> int:
-        """Returns the number of blocks that the request is lent."""
-        return sum(isinstance(op, Lend) and op.borrower == key for op in self.ends)
 
     @property
     def goes_on(self) -> bool:

@@ -12,18 +12,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-import msgspec
-
-from alignedserve.decode_worker.end_ops import EndOps
-from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.decode_worker.prompts import Prompts
+from alignedserve.decode_worker.end_ops import carry_out
+from alignedserve.decode_worker.plan import DecodePlan, EndOp
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request
-from alignedserve.instance.columns import blocks_with, pairs_of
-from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
-from alignedserve.instance.worker import Worker
+from alignedserve.engine.request import PLAIN, Layout, Request
+from alignedserve.instance.copies import blocks_with, pairs_of
+from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.requests import adopt, complete, key_of, limits_of
+from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
@@ -33,56 +30,26 @@ from alignedserve.protocol.messages import (
     Failed,
     FailedPull,
     Gone,
-    InstanceLimits,
-    Moved,
-    NewTokens,
     Offer,
     Work,
 )
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
-from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
-
-
-class Changes(msgspec.Struct):
-    """Changes since the last report. A struct for the reason given in `DecodePlan`, as the step is."""
-
-    admitted: list[RequestKey] = []
-    evicted: list[tuple[RequestKey, int]] = []
-    dropped: list[RequestKey] = []
-    # Errors of prompts that can't be run.
-    refused: list[NewTokens] = []
-    progress: list[tuple[RequestKey, int, int]] = []
-    num_asked: int = 0
-    num_found: int = 0
-    num_computed: int = 0
-    failed_pulls: list[FailedPull] = []
-
-
-class DecodeStep(msgspec.Struct):
-    begun_s: float
-    plan: DecodePlan
-    iteration: Iteration | None
-    # The reports of the requests that get a token, without the token.
-    news: list[NewTokens]
-    # The requests with prompt tokens in this iteration.
-    prompts: list[RequestKey] = []
-    # See DecodeReport.
-    is_mixed: bool = False
-    scheduling_s: float | None = None
-
 
 # If RT and BE share blocks, host memory has room for the overwritten KV of one block in this many. When RT needs more,
 # whole requests must leave.
 BLOCKS_PER_PART = 4
 
 
-class DecodeWorker(Worker[DecodeStep]):
+class DecodeWorker(Worker):
     computes_prompts = False
+    schedule: DecodeSchedule
+    _requests: dict[RequestKey, Request]
+    _report: DecodeReport
 
     def __init__(
         self,
@@ -94,48 +61,25 @@ class DecodeWorker(Worker[DecodeStep]):
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
     ) -> None:
-        """`enable_prefix_caching`: prompts with a common prefix reuse KV of earlier ones."""
-        super().__init__(engine, transfers, clock, threads)
         policy = policy or make_policy(SchedulingConfig())
         self._shares_blocks = self.computes_prompts and policy.config.share_blocks
+        super().__init__(engine, transfers, clock, threads, enable_prefix_caching, self._shares_blocks)
         if not self._shares_blocks and not engine.limits.max_restored_blocks:
             engine.keep_window(engine.limits.max_num_batched_tokens)
         limits = limits_of(engine)
-        part = self._part(policy, limits, estimate)
-        self._prompts = Prompts(engine, self._compiling, enable_prefix_caching, self._shares_blocks)
-        lookup = self._prompts.prefix_cache if enable_prefix_caching else None
+        part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
+        lookup = self.prompts.prefix_cache if enable_prefix_caching else None
         num_parts = max(limits.num_blocks // BLOCKS_PER_PART, 1) if self._shares_blocks else 0
         if num_parts:
             engine.make_checkpoints(num_parts)
         self.schedule = DecodeSchedule(limits, part, estimate, lookup, num_parts)
         # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
-        # Requests that hold blocks.
-        self._requests: dict[RequestKey, Request] = {}
-        self._end_ops = EndOps(engine, self._requests)
         # Requests that were aborted under a copy, with the message to send when it has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
         # These are sent before the next report, which may name the same requests for eviction again.
         self._failed_evictions: list[AnyMessage] = []
-        self._changes = Changes()
-        # The counts of the last report: see `_levels`.
-        self._last_levels: tuple[object, ...] = ()
-
-    def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
-        return policy.decode(limits, estimate)
-
-    @property
-    def limits(self) -> InstanceLimits:
-        return self.schedule.limits
-
-    def check(self) -> None:
-        self.schedule.check()
-
-    def check_idle(self) -> None:
-        self.schedule.check_idle()
-        num_left = len(self._requests) + len(self._prompts) + self._num_copies.total()
-        if num_left:
-            raise RuntimeError(f"idle, but {num_left} requests and copies are left")
+        self._report = DecodeReport()
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +88,7 @@ class DecodeWorker(Worker[DecodeStep]):
             case Offer():
                 self._offered(order)
             case Coming():
-                self.schedule.expect(order.num_prefilling, order.num_ready, self._clock())
+                self.schedule.policy.expect(order.num_prefilling, order.num_ready, self._clock())
             case Evict():
                 self._evict(order)
             case Abort():
@@ -159,16 +103,8 @@ class DecodeWorker(Worker[DecodeStep]):
             self._addresses[order.source] = order.address
         for work in order.works:
             if not work.num_cached:
-                self._offered_prompt(work, order)
-
-    def _offered_prompt(self, work: Work, order: Offer) -> None:
-        preparation = self._prompts.preparation
-        if refusal := preparation.refusal(work):
-            self._changes.refused.append(refusal)
-        else:
-            preparation.when_ready(
-                work, partial(self.schedule.offer, [work], order.is_batch, None, order.batch)
-            )
+                then = partial(self.schedule.offer, [work], order.is_batch, None, order.batch)
+                self._prepare(work, then)
 
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)
@@ -178,10 +114,10 @@ class DecodeWorker(Worker[DecodeStep]):
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
             self._failed_evictions.append(Failed(order.key, "evict", reason))
-        elif self.schedule.evict(order.key):
+        elif self.schedule.blocks.evict(order.key):
             self.engine.part(request)
-            if self._shares_blocks and request.is_reversed:
-                self.engine.cut(request, self.schedule.num_cached_of(order.key))
+            if request.is_reversed:
+                self.engine.cut(request, self.schedule.blocks.leaving[order.key].num_cached)
             self._save_changed(order, request)
 
     def _save_changed(self, order: Evict, request: Request) -> None:
@@ -193,11 +129,11 @@ class DecodeWorker(Worker[DecodeStep]):
             first, num_tokens = end, order.num_saved
         pairs = pairs_of(self.engine, request, order.blocks, first, end, span.num_passed(num_tokens))
         num_empty = end * form.block_size - num_tokens if pairs else 0
-        self._save(order.key, pairs, num_empty, partial(self._evicted, num_tokens))
+        self.copies.save(order.key, pairs, num_empty, partial(self._evicted, num_tokens))
 
     def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:
-            self._prompts.forget(key)
+            self.prompts.forget(key)
         if self.schedule.abort(key):
             self._last_messages[key] = last_message
             self.transfers.abandon(key)
@@ -209,38 +145,34 @@ class DecodeWorker(Worker[DecodeStep]):
             self._outbox.append(last_message)
 
     def drop_orders(self) -> None:
-        self.schedule.expect(0, 0, self._clock())
-        self._prompts.forget_waiting()
+        self.schedule.policy.expect(0, 0, self._clock())
+        self.prompts.forget_waiting()
         for key in self.schedule.drop_candidates():
             self._abort(key, None)
-        self._stop_copies()
+        self.copies.stop()
 
-    def drop_all(self) -> None:
-        self.drop_orders()
+    def _drop_rest(self) -> None:
         for key in list(self._requests):
             self._abort(key, None)
-        self._outbox.clear()
         self._failed_evictions.clear()
-        self._changes, self._last_levels = Changes(), ()
-        self.schedule.check_idle()
+        self._report, self._last_levels = DecodeReport(), ()
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
-    def _pull(self, works: Sequence[Work]) -> None:
+    def _pull(self, plan: DecodePlan) -> None:
         """Pulls requests from the pool one by one. Those that a prefill instance has staged are pulled in one
         transfer."""
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
-        for work in works:
+        for work in plan.pulls:
             key = work.request.key
-            is_reversed = self._prompts.is_reversed(work)
-            request = self._requests[key] = adopt(self.engine, work, is_reversed=is_reversed)
+            request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
-            source = self.schedule.source_of(key)
+            source = self.schedule.blocks.pulling[key].source
             if source is None:
                 span, end = self.engine.span, self.engine.format.num_columns(work.num_cached)
                 num_passed = span.num_passed(work.num_cached)
                 pairs = pairs_of(self.engine, request, work.blocks, 0, end, num_passed)
-                self._load(key, pairs, self._pulled, work.deadlines.is_rt)
+                self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 blocks = blocks_with(self.engine, request, work.num_cached)
                 staged.setdefault(source, []).append((key, blocks))
@@ -248,7 +180,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._pull_from(source, specs)
 
     def _pull_from(self, source: InstanceId, specs: Sequence[TransferSpec]) -> None:
-        done = self._counted([key for key, _ in specs], partial(self._pulled_from, source, specs))
+        done = self.copies.counted([key for key, _ in specs], partial(self._pulled_from, source, specs))
         self.transfers.pull(source, self._addresses[source], specs, done)
 
     def _pulled_from(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
@@ -257,7 +189,7 @@ class DecodeWorker(Worker[DecodeStep]):
             return
         wanted = [key for key in outcome.keys if key not in self._last_messages]
         if outcome.error is not None and not outcome.is_denied and wanted:
-            self._changes.failed_pulls.append(FailedPull(source, wanted, outcome.error))
+            self._report.failed_pulls.append(FailedPull(source, wanted, outcome.error))
         self._pulled(outcome)
 
     def _pull_each(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
@@ -270,31 +202,29 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _pulled(self, outcome: Outcome) -> None:
         if outcome.what == "load" and outcome.error is None:
-            self.schedule.fetched(outcome.num_bytes, outcome.seconds)
+            self.schedule.forecast.fetched(outcome.num_bytes, outcome.seconds)
         for key in outcome.keys:
             if outcome.error is not None:
                 self._compiling.drop(key)
-                self.schedule.pull_failed(key)
+                self.schedule.blocks.pull_failed(key)
                 self._leave(key, Failed(key, "pull", outcome.error))
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work, num_lent: int, keeps_inputs: bool) -> None:
+    def _start(self, work: Work, layout: Layout) -> None:
         key = work.request.key
-        request = self._requests[key] = self._prompts.start(work, num_lent, keeps_inputs)
+        request = self._requests[key] = self.prompts.start(work, layout)
         self.engine.join(request)
-        self._changes.admitted.append(key)
+        self._report.admitted.append(key)
         if request.num_computed:
-            self._changes.progress.append((key, request.num_computed, self._prompts.num_found(key)))
+            self._progressed(request)
 
     def _arrived(self, key: RequestKey) -> None:
         """Handles a request with KV and grammar ready, or an aborted one."""
-        work = self.schedule.work_of(key)
-        if self.schedule.pulled(key):
+        if pulled := self.schedule.blocks.pulled(key):
             self.engine.join(self._requests[key])
-            if work is not None:
-                self._prompts.resumed(work, self._requests[key])
-            self._changes.admitted.append(key)
+            self.prompts.resumed(pulled.work, self._requests[key])
+            self._report.admitted.append(key)
         else:
             self._leave(key)
 
@@ -303,10 +233,10 @@ class DecodeWorker(Worker[DecodeStep]):
         tokens."""
         (key,) = outcome.keys
         if outcome.error is None:
-            if self.schedule.evicted(key):
-                self._changes.evicted.append((key, num_tokens))
+            if self.schedule.blocks.evicted(key):
+                self._report.evicted.append((key, num_tokens))
             self._leave(key)
-        elif self.schedule.evict_failed(key):
+        elif self.schedule.blocks.evict_failed(key):
             self.engine.join(self._requests[key])
             self._failed_evictions.append(Failed(key, "evict", outcome.error))
         else:
@@ -315,168 +245,113 @@ class DecodeWorker(Worker[DecodeStep]):
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
         """Releases a request that does not run and has no copy in progress."""
         self.engine.release(self._requests.pop(key))
-        self._prompts.left(key)
+        self.prompts.left(key)
         last_message = self._last_messages.pop(key) if key in self._last_messages else message
         if last_message:
             self._outbox.append(last_message)
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> DecodeStep:
-        begun_s = self._clock()
-        self._stopwatch.begin()
-        plan = self.schedule.plan(begun_s)
+    def _carry_out(self, plan: DecodePlan) -> Sequence[tuple[Request, int]]:
         self.patience_s = plan.hold_s or None
         for key in plan.passing:
             self.engine.free_passed(self._requests[key])
         for key in plan.drops:
             self._leave(key)
         if plan.drops:
-            self._changes.dropped += plan.drops
+            self._report.dropped += plan.drops
         for work in plan.new_prompts:
-            key = work.request.key
-            self._start(work, plan.num_lent(key), key in plan.keep_inputs)
+            self._start(work, plan.layouts.get(work.request.key, PLAIN))
         if plan.ends:
-            self._carry_out(plan)
+            self._carry_out_ends(plan.ends)
         if plan.pulls:
-            self._pull(plan.pulls)
-        return self._launch(DecodeStep(begun_s, plan, None, []))
+            self._pull(plan)
+        requests = map(self._requests.__getitem__, plan.run)
+        computing = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
+        if plan.chunks:
+            computing += [(self._requests[key], count) for key, count in plan.chunks]
+        return computing
 
-    def _carry_out(self, plan: DecodePlan) -> None:
+    def _carry_out_ends(self, ops: Sequence[EndOp]) -> None:
         begun_s = self._clock()
-        self._end_ops.carry_out(plan.ends)
-        copied = self._end_ops.take_bytes()
+        copied = carry_out(ops, self.engine, self._requests)
         seconds = self._clock() - begun_s
         for what, num_bytes in copied.items():
-            moved = self._moved.setdefault(what, Moved(what, 0, 0.0))
-            moved.num_bytes += num_bytes
-            moved.seconds += seconds * num_bytes / sum(copied.values())
+            self.copies.moved(what, num_bytes, seconds * num_bytes / copied.total())
 
-    def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
-        plan = step.plan
-        if step.iteration is not None:
-            self._computed(step, step.iteration)
-        if plan.goes_on:
-            self.schedule.took(*self._stopwatch.lap())
-        else:
-            self._stopwatch.stop()
-        if not (self.schedule.num_here or self.schedule.num_candidates):
-            self._stopwatch.idle()
-        self._check_blocks(self.schedule.num_free_blocks)
-        report = self._report(step, self._clock() - step.begun_s)
-        return self._take_messages(report), plan.goes_on
-
-    def _launch(self, step: DecodeStep) -> DecodeStep:
-        plan = step.plan
-        requests = map(self._requests.__getitem__, plan.run)
-        work = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
-        if plan.chunks:
-            work += [(self._requests[key], count) for key, count in plan.chunks]
-        if not work:
-            return step
-        self._stopwatch.engine_begins()
-        step.scheduling_s = self._stopwatch.scheduling_s
-        if self._prompts.are_computed:
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
+        if self.prompts.are_computed:
             step.prompts = [
                 key_of(request.request_id) for request, count in work if count > 1 or not request.output
             ]
-        step.iteration = self.engine.launch(work)
-        self._changes.num_computed += sum([count for _, count in work])
+        super()._launch(step, work)
         # With a GPU this runs beside the iteration, since it does not need the tokens.
+        plan = step.plan
         step.is_mixed = self.schedule.is_mixed(plan)
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-        step.news = coming_news(step.iteration.requests)
-        return step
 
-    def _computed(self, step: DecodeStep, iteration: Iteration) -> None:
-        outputs = self.engine.finish(iteration)
-        self._stopwatch.engine_ends()
-        self._take_outputs(step, outputs)
-
-    def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
         if step.prompts:
-            self._prompts.computed(map(self._requests.__getitem__, step.prompts))
-        if step.plan.chunks:
-            self._changes.progress += [
-                (key, self._requests[key].num_computed, self._prompts.num_found(key))
-                for key, _ in step.plan.chunks
-            ]
+            self.prompts.computed(map(self._requests.__getitem__, step.prompts))
+        for key, _ in step.plan.chunks:
+            self._progressed(self._requests[key])
         if not step.prompts:
             for one, output in zip(step.news, outputs, strict=False):
                 complete(one, output)
                 if output.finish_reason:
                     self._ended(one.key)
             return
-        # Outputs beyond the reports have only log-probabilities of prompts.
         for news, output in zip_longest(step.news, outputs):
-            if news is not None:
-                complete(news, output)
-            self._prompts.take_output(output, news)
+            self.prompts.take_output(output, news)
             if news is not None and output.finish_reason:
                 self._ended(news.key)
 
     def _ended(self, key: RequestKey) -> None:
         """Ends a request with a complete answer."""
-        self._prompts.ended(self._requests[key])
-        self.schedule.ended(key)
+        self.prompts.ended(self._requests[key])
+        self.schedule.blocks.ended(key)
         self._leave(key)
+
+    def _finished(self, step: Step) -> list[AnyMessage]:
+        if step.plan.goes_on:
+            self.schedule.took(*self._stopwatch.lap())
+        else:
+            self._stopwatch.stop()
+        if not (len(self.schedule.blocks) or len(self.schedule.candidates)):
+            self._stopwatch.idle()
+        self._check_blocks()
+        return self._take_messages(step, self._clock() - step.begun_s)
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 
-    def _report(self, step: DecodeStep, duration_s: float) -> DecodeReport:
-        schedule, changes, batch = self.schedule, self._changes, self.schedule.running_batch
-        lengths, own = schedule.lengths(), schedule.batch_lengths() if batch else ()
-        num_be_running, num_be_blocks = schedule.best_effort()
-        changes.num_asked, changes.num_found = self._prompts.prefix_cache.take_counts()
-        return DecodeReport(
-            news=step.news + changes.refused if changes.refused else step.news,
-            admitted=changes.admitted,
-            wants_evicted=step.plan.wants_evicted,
-            evicted=changes.evicted,
-            num_free_blocks=schedule.num_free_blocks,
-            num_running=len(lengths),
-            max_length=max(lengths, default=0),
-            sum_lengths=sum(lengths),
-            duration_s=duration_s,
-            min_length=min(lengths, default=0),
-            moved=list(self._moved.values()),
-            num_computed=changes.num_computed,
-            pace=schedule.pace,
-            num_be_running=num_be_running,
-            num_be_blocks=num_be_blocks,
-            progress=changes.progress,
-            num_asked=changes.num_asked,
-            num_found=changes.num_found,
-            batch=batch,
-            batch_min_length=min(own, default=0),
-            batch_max_length=max(own, default=0),
-            is_mixed=step.is_mixed,
-            scheduling_s=step.scheduling_s,
-            outside_s=schedule.outside_s,
-            dropped=changes.dropped,
-            overrun=schedule.last_overrun,
-            failed_pulls=changes.failed_pulls,
-        )
-
-    def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
-        levels = self._levels(report)
-        is_new = report.news or self._changes != Changes() or levels != self._last_levels
-        messages = [*self._failed_evictions]
+    def _take_messages(self, step: Step, duration_s: float) -> list[AnyMessage]:
+        blocks, messages, self._failed_evictions = self.schedule.blocks, self._failed_evictions, []
+        self._report.news = step.news + self._report.news if self._report.news else step.news
+        # These counts justify a report when they change, even if nothing was computed.
+        levels = blocks.num_free, len(blocks.running), tuple(step.plan.wants_evicted)
         # When an eviction fails, the router forgets the request for it, so it is sent again.
-        if is_new or self._failed_evictions:
-            messages.append(report)
-            self._moved = {}
-        messages += self._outbox
-        self._changes, self._last_levels = Changes(), levels
-        self._outbox, self._failed_evictions = [], []
-        return messages
+        if self._has_news(levels) or messages:
+            self._describe(step)
+            messages.append(self._take_report(duration_s))
+        return messages + self._take_outbox()
 
-    @staticmethod
-    def _levels(report: DecodeReport) -> tuple[object, ...]:
-        """Returns the counts that justify a report when they change, even if nothing was computed."""
-        return report.num_free_blocks, report.num_running, tuple(report.wants_evicted)
+    def _describe(self, step: Step) -> None:
+        """Adds to the report what is not a change."""
+        report, forecast, batch = self._report, self.schedule.forecast, self.schedule.candidates.running_batch
+        running = self.schedule.blocks.running.values()
+        lengths = [request.num_tokens for request in running]
+        of_be = [request.num_blocks for request in running if not request.is_rt]
+        of_batch = [request.num_tokens for request in running if request.batch == batch] if batch else []
+        report.wants_evicted = step.plan.wants_evicted
+        report.num_running, report.sum_lengths = len(lengths), sum(lengths)
+        report.min_length, report.max_length = min(lengths, default=0), max(lengths, default=0)
+        report.num_be_running, report.num_be_blocks = len(of_be), sum(of_be)
+        report.batch = batch
+        report.batch_min_length, report.batch_max_length = min(of_batch, default=0), max(of_batch, default=0)
+        report.is_mixed, report.scheduling_s = step.is_mixed, step.scheduling_s
+        report.outside_s, report.overrun = forecast.outside_s, forecast.last_overrun
 
 
 class ColocatedWorker(DecodeWorker):
@@ -484,6 +359,3 @@ class ColocatedWorker(DecodeWorker):
     policy's `share_blocks` is set."""
 
     computes_prompts = True
-
-    def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
-        return policy.colocated(limits, estimate)

@@ -1,11 +1,13 @@
-"""Counts this instance's free blocks, which prompts and candidates share. Pure: it only counts."""
+"""Counts this instance's free blocks, and the requests that hold them: prompts and candidates. Pure: it only counts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from alignedserve.prefill_worker.scheduled_request import ScheduledRequest
+from alignedserve.prefill_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.types import RequestKey
 
 
 class Blocks:
@@ -40,3 +42,32 @@ class Blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self._num_all} in all"
             )
+
+
+class RequestTable:
+    """Requests of one kind. Those that wait hold no blocks, and those that have started hold theirs."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        # In order of arrival in the state.
+        self._waiting: ScheduledRequests = {}
+        self._started: ScheduledRequests = {}
+        # Read-only views for other code.
+        self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
+        self.started: Mapping[RequestKey, ScheduledRequest] = self._started
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._waiting or key in self._started
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._started)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(request.num_blocks for request in self._started.values())
+
+    def drop_waiting(self) -> None:
+        self._waiting.clear()
+
+    def _leave(self, key: RequestKey) -> None:
+        self._blocks.free(self._started.pop(key))

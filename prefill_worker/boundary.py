@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.plan import PrefillPlan
-from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.prompts import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
@@ -19,11 +19,33 @@ from alignedserve.scheduling.boundary import PrefillRequest
 from alignedserve.types import RequestKey
 
 
+@dataclass
+class PrefillPlan:
+    """The actions of a prefill instance at an iteration boundary, as decided by its schedule."""
+
+    # Prompts to preempt: their computed KV is saved, and their blocks become free. `preempted` follows when no copy is
+    # running. This is carried out first.
+    preempted: list[RequestKey] = field(default_factory=list)
+    # Prompts that start. They have all their blocks.
+    new_prompts: list[Work] = field(default_factory=list)
+    # New prompts with KV to copy from the pool. `loaded` follows, or `abort` and then `saved` if the copy failed.
+    loads: list[Work] = field(default_factory=list)
+    # Candidates with KV to copy from the pool. `staged` follows, or `unstage` and then `staged` if the copy failed.
+    stages: list[Work] = field(default_factory=list)
+    # Prompts to compute and the number of their tokens, the most urgent first. `computed` follows.
+    chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next plan can be made immediately, without waiting for a wake."""
+        return bool(self.chunks or self.preempted)
+
+
 class Boundary:
     """See `scheduling.boundary.PrefillBoundary` for the contract of each method."""
 
     def __init__(
-        self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, dedup: PrefixDedup
+        self, limits: InstanceLimits, blocks: Blocks, prompts: PromptTable, stages: Stages, dedup: PrefixDedup
     ) -> None:
         self.limits = limits
         self._blocks = blocks

@@ -10,41 +10,26 @@ the copy is reported, even if the request was aborted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from alignedserve.instance.prefix_lookup import PrefixLookup
-from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.instance.prefix_dedup import PrefixLookup
+from alignedserve.prefill_worker.blocks import Blocks, RequestTable
 from alignedserve.prefill_worker.scheduled_request import (
     PromptState,
     ScheduledRequest,
-    ScheduledRequests,
     num_tokens,
 )
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
-class Prompts:
+class PromptTable(RequestTable):
     def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
+        super().__init__(blocks)
         self._max_num_seqs = max_num_seqs
-        self._blocks = blocks
         self._lookup = lookup
-        # In order of arrival in the state. Waiting prompts hold no blocks.
-        self._waiting: ScheduledRequests = {}
-        self._started: ScheduledRequests = {}
         # Prompts that have not been in any plan yet.
         self._new: list[ScheduledRequest] = []
         # The number of prompts with slots, by whether they are RT.
         self._num_slots = {True: 0, False: 0}
-        # Read-only views for other code.
-        self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
-        self.started: Mapping[RequestKey, ScheduledRequest] = self._started
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._waiting or key in self._started
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -69,6 +54,7 @@ class Prompts:
         self._enter(request, PromptState.LOADING if num_cached else PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
+        """Reports that the prompt's cached KV has arrived. Returns False if it was aborted meanwhile and is gone."""
         request = self._started[key]
         if request.state is PromptState.ABORTED:
             self._leave(key)
@@ -87,6 +73,7 @@ class Prompts:
         self._blocks.num_held += request.num_blocks
 
     def let_go(self, key: RequestKey) -> None:
+        """Ends `hold`: no decode instance pulls the prompt now or later."""
         request = self._started[key]
         request.is_held = False
         self._blocks.num_held -= request.num_blocks
@@ -94,6 +81,8 @@ class Prompts:
             self._leave(key)
 
     def saved(self, key: RequestKey) -> None:
+        """Reports that all KV of the prompt is in the pool; or that an aborted prompt is not held and has no copy
+        running."""
         request = self._started[key]
         if request.state not in (PromptState.SAVING, PromptState.ABORTED):
             raise RuntimeError(f"request {key}: saved, but it is {request.state.name}")
@@ -106,6 +95,7 @@ class Prompts:
         self._enter(request, PromptState.PREEMPTING)
 
     def preempted(self, key: RequestKey) -> None:
+        """Reports that the prompt's computed KV is in the pool. The prompt waits again."""
         scheduled = self._started[key]
         if scheduled.state is not PromptState.PREEMPTING:
             raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")
@@ -121,25 +111,15 @@ class Prompts:
             self._enter(self._started[key], PromptState.ABORTED)
         return key in self._started
 
-    def drop_waiting(self) -> None:
-        self._waiting.clear()
-
     def _enter(self, request: ScheduledRequest, state: PromptState) -> None:
         self._num_slots[request.is_rt] -= request.has_slot
         request.state = state
         self._num_slots[request.is_rt] += request.has_slot
 
-    def _leave(self, key: RequestKey) -> None:
-        self._blocks.free(self._started.pop(key))
-
     # ---- counts -----------------------------------------------------------------------------------------------------
 
     def in_state(self, state: PromptState) -> list[ScheduledRequest]:
         return [request for request in self._started.values() if request.state is state]
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(request.num_blocks for request in self._started.values())
 
     @property
     def num_free_slots(self) -> int:

@@ -43,7 +43,7 @@ class ScheduledRequest:
     block_hashes: Sequence[bytes] = ()
     # Whether it waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
-    # Whether its KV is computed and decode instances may pull it from its blocks: see `hand_over.py`.
+    # Whether its KV is computed and decode instances may pull it from its blocks: see `staging.py`.
     is_held: bool = False
 
     @property

@@ -4,43 +4,26 @@ KV.
     waiting -> staging (its KV is being copied from the pool) -> staged -> gone, when it is unstaged
 
 Candidates have a share of the blocks. Within it they precede prompts, because decode instances wait for them. Prompts
-that are held for decode instances (`hand_over.py`) count in the same share. Blocks under a copy are held until the copy
+that are held for decode instances (`staging.py`) count in the same share. Blocks under a copy are held until the copy
 is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest, ScheduledRequests
+from alignedserve.prefill_worker.blocks import Blocks, RequestTable
+from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
-class Stages:
+class Stages(RequestTable):
     def __init__(self, num_blocks_at_most: int, policy: PrefillPart, blocks: Blocks) -> None:
+        super().__init__(blocks)
         self._num_blocks_at_most = num_blocks_at_most
         self._policy = policy
-        self._blocks = blocks
-        # In order of arrival in the state. Waiting candidates hold no blocks.
-        self._waiting: ScheduledRequests = {}
-        self._started: ScheduledRequests = {}
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._waiting or key in self._started
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
-
-    @property
-    def started(self) -> Iterable[RequestKey]:
-        return self._started.keys()
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(request.num_blocks for request in self._started.values())
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -66,6 +49,8 @@ class Stages:
         return works
 
     def staged(self, key: RequestKey) -> bool:
+        """Reports that the candidate's KV has arrived. Returns False if it was aborted or unstaged meanwhile and is
+        gone."""
         request = self._started[key]
         if request.state is PromptState.ABORTED:
             self._leave(key)
@@ -74,7 +59,8 @@ class Stages:
         return True
 
     def unstage(self, key: RequestKey) -> bool:
-        """Returns True if the candidate's blocks are held until a running copy is reported."""
+        """Frees the candidate's blocks. Returns True if they are held until a running copy is reported. Ignores unknown
+        requests."""
         self._waiting.pop(key, None)
         request = self._started.get(key)
         if request and request.state is PromptState.STAGED:
@@ -82,12 +68,6 @@ class Stages:
         elif request:
             request.state = PromptState.ABORTED
         return key in self._started
-
-    def drop_waiting(self) -> None:
-        self._waiting.clear()
-
-    def _leave(self, key: RequestKey) -> None:
-        self._blocks.free(self._started.pop(key))
 
     # ---- which is next ----------------------------------------------------------------------------------------------
 

@@ -1,44 +1,44 @@
-"""Moves the KV of candidates on the prefill instance from which decode instances pull them.
+"""KV on a prefill instance that decode instances pull. A candidate's KV is copied here from the pool. An RT prompt's KV
+was just computed here, and is copied to the pool meanwhile.
 
-    loading (its KV is being copied from the pool) -> staged -> gone, when it is pulled or unstaged
+    a candidate: loading (its KV is being copied from the pool) -> staged -> gone, when it is pulled or unstaged
+    a prompt: held -> let go, when it was pulled, or the router has sent Unstage, or the request is dropped
 
-A candidate that is unstaged during a pull holds its blocks until the pull has ended. A new order for the same request
-waits for that.
+A request that is dropped during a pull holds its blocks until the pull has ended. A new order for the same request
+waits for that. The blocks of both kinds share a limit (`stages.py`), so the longest prompt always has room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.instance.columns import pool_blocks
+from alignedserve.instance.copies import Copies, pool_blocks
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.prefill_worker.schedule import PrefillSchedule
-from alignedserve.protocol.messages import AnyMessage, Failed, Gone, Work
-from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.runs import Pairs
+from alignedserve.protocol.messages import Failed, Gone, Work
+from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 
-class Neighbour(Protocol):
-    """The worker's services for staging."""
+class Listener(Protocol):
+    """The worker, to which staging says what has happened."""
 
-    def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None: ...
+    def staged(self, key: RequestKey) -> None: ...
 
-    def abandon(self, key: RequestKey) -> None:
-        """Stops the load of the request."""
+    def let_go(self, key: RequestKey) -> None:
+        """A prompt is no longer held."""
 
-    def staged(self, key: RequestKey) -> None:
-        """Adds the request to the staged ones in the next report."""
-
-    def say(self, message: AnyMessage) -> None: ...
+    def gone(self, last_message: Failed | Gone) -> None: ...
 
 
 @dataclass(eq=False)
-class Candidate:
-    blocks: list[BlockId]
-    is_staged: bool = False
+class Staged:
+    blocks: Sequence[BlockId]
+    # Whether it is a prompt, which has these blocks itself, and not a candidate.
+    is_prompt: bool
+    is_staged: bool
     is_leaving: bool = False
     # The message to send and the call to make when it is gone.
     last_message: Failed | Gone | None = None
@@ -47,23 +47,32 @@ class Candidate:
 
 class Staging:
     def __init__(
-        self, engine: Executor, schedule: PrefillSchedule, transfers: Transfers, worker: Neighbour
+        self,
+        engine: Executor,
+        schedule: PrefillSchedule,
+        transfers: Transfers,
+        copies: Copies,
+        listener: Listener,
     ) -> None:
         self._engine = engine
         self._schedule = schedule
         self._transfers = transfers
-        self._worker = worker
-        # Candidates that hold blocks.
-        self._candidates: dict[RequestKey, Candidate] = {}
+        self._copies = copies
+        self._listener = listener
+        self._requests: dict[RequestKey, Staged] = {}
 
     def __len__(self) -> int:
-        return len(self._candidates)
+        return len(self._requests)
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._requests
 
     def when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
-        """Carries out an order for a request: immediately, or when the request is gone if it is leaving."""
-        candidate = self._candidates.get(key)
-        if candidate and candidate.is_leaving:
-            candidate.then = order
+        """Carries out an order for a request that has left in the router's view, but may still hold blocks: immediately
+        if it holds none, or when they are free."""
+        staged = self._requests.get(key)
+        if staged and (staged.is_prompt or staged.is_leaving):
+            staged.then = order
         else:
             order()
 
@@ -71,51 +80,66 @@ class Staging:
         """Starts loading a candidate. The schedule has reserved its blocks."""
         key, span, num_cached = work.request.key, self._engine.span, work.num_cached
         blocks = self._engine.lease(_owner(key), span.num_held(num_cached, num_cached))
-        self._candidates[key] = Candidate(blocks)
+        self._requests[key] = Staged(blocks, is_prompt=False, is_staged=False)
         end, num_passed = span.num_columns(num_cached), span.num_passed(num_cached)
         pairs = list(zip(blocks, pool_blocks(span, work.blocks, 0, end, num_passed), strict=True))
-        self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
+        self._copies.load(key, pairs, self._loaded, work.deadlines.is_rt)
+
+    def hold(self, key: RequestKey, blocks: Sequence[BlockId]) -> bool:
+        """Lets decode instances pull the prompt's KV. Returns False and does nothing if too many blocks are already
+        held."""
+        if not self._schedule.hold(key):
+            return False
+        self._requests[key] = Staged(blocks, is_prompt=True, is_staged=True)
+        self._transfers.stage(key, blocks, self._left_buffer)
+        return True
 
     def drop(self, key: RequestKey, last_message: Gone | None = None) -> bool:
-        """Unstages the candidate. Returns False and changes nothing if it has no blocks here."""
-        candidate = self._candidates.get(key)
-        if candidate is None:
+        """Lets no instance pull the request any more, and forgets the order that waits for it. Returns False and
+        changes nothing if it has no blocks here. Safe to repeat."""
+        staged = self._requests.get(key)
+        if staged is None:
             return False
-        candidate.is_leaving, candidate.then = True, None
-        candidate.last_message = last_message or candidate.last_message
-        if candidate.is_staged:
+        staged.is_leaving, staged.then = True, None
+        staged.last_message = last_message or staged.last_message
+        if staged.is_staged:
             self._transfers.unstage(key)
         else:
-            self._schedule.unstage([key])
-            self._worker.abandon(key)
+            self._schedule.stages.unstage(key)
+            self._transfers.abandon(key)
         return True
 
     def _loaded(self, outcome: Outcome) -> None:
         (key,) = outcome.keys
-        candidate = self._candidates[key]
-        if outcome.error is not None and not candidate.is_leaving:
-            self._schedule.unstage([key])
-            candidate.last_message = Failed(key, "load", outcome.error)
-        if self._schedule.staged(key):
-            candidate.is_staged = True
-            self._transfers.stage(key, candidate.blocks, self._left_buffer)
-            self._worker.staged(key)
+        staged = self._requests[key]
+        if outcome.error is not None and not staged.is_leaving:
+            self._schedule.stages.unstage(key)
+            staged.last_message = Failed(key, "load", outcome.error)
+        if self._schedule.stages.staged(key):
+            staged.is_staged = True
+            self._transfers.stage(key, staged.blocks, self._left_buffer)
+            self._listener.staged(key)
         else:
             self._leave(key)
 
     def _left_buffer(self, outcome: Outcome) -> None:
-        """Handles the end of staging: the candidate was pulled or withdrawn."""
+        """Handles the end of staging: the request was pulled or withdrawn."""
         (key,) = outcome.keys
-        self._schedule.unstage([key])
+        if not self._requests[key].is_prompt:
+            self._schedule.stages.unstage(key)
         self._leave(key)
 
     def _leave(self, key: RequestKey) -> None:
-        candidate = self._candidates.pop(key)
-        self._engine.give_back(_owner(key))
-        if candidate.last_message:
-            self._worker.say(candidate.last_message)
-        if candidate.then:
-            candidate.then()
+        staged = self._requests.pop(key)
+        if staged.is_prompt:
+            self._schedule.prompts.let_go(key)
+            self._listener.let_go(key)
+        else:
+            self._engine.give_back(_owner(key))
+        if staged.last_message:
+            self._listener.gone(staged.last_message)
+        if staged.then:
+            staged.then()
 
 
 def _owner(key: RequestKey) -> RequestId:

@@ -219,7 +219,7 @@ class Island(Rules):
         self._wake = threading.Event()
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
         self.decode = DecodeWorker(*self._parts(directory, both, decode), policy)
-        self.workers: tuple[Worker[Any], Worker[Any]] = (self.prefill, self.decode)
+        self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
         form = cast(Engine, self.prefill.engine).cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
         self.memory = np.zeros((num_pool_blocks, form.column_bytes), dtype=np.uint8)
@@ -266,7 +266,7 @@ class Island(Rules):
         for worker in self.workers:
             cast(Engine, worker.engine).check_idle()
 
-    def _step(self, worker: Worker[Any]) -> bool:
+    def _step(self, worker: Worker) -> bool:
         messages, goes_on = worker.step()
         for message in messages:
             self.received(message)

@@ -41,7 +41,6 @@ INSTANCE = BASE | {
     "alignedserve.instance",
     "alignedserve.text.grammar",
     "alignedserve.transport",
-    "alignedserve.kvpool.segment",
 }
 # An instance's state machine, and what of the engine and of transports it can be without torch.
 STATE_MACHINES = {
@@ -70,7 +69,7 @@ MAY_IMPORT = {
     "decode_worker": INSTANCE,
     "alignedserve/instance": BASE
     | {"alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
-    | {"alignedserve.models.config"},
+    | {"alignedserve.models.config", "alignedserve.kvpool.segment"},
     "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE
     | {"alignedserve"}

@@ -19,7 +19,9 @@ from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import EngineLimits
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import (
+    PLAIN,
     Endings,
+    Layout,
     Request,
     Status,
     Vocabulary,
@@ -103,9 +105,7 @@ class Engine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
-        is_reversed: bool = False,
-        num_lent: int = 0,
-        keeps_inputs: bool = False,
+        layout: Layout = PLAIN,
         pooling: str | None = None,
         adapter: str = "",
     ) -> Request | None:
@@ -117,32 +117,29 @@ class Engine:
 
         - `matcher`: the request's own matcher, if the caller had `grammars` make it. The first token waits for a
           matcher that is still compiling, and the whole batch with it.
-        - `is_reversed`: it fills each block from the last slot down. KV that exists already lies the same way.
-        - `num_lent`: its last blocks, this many, follow by `lend`.
-        - `keeps_inputs`: its blocks hold the inputs of each layer in place of K and V. None of its tokens may be
-          computed yet.
+        - `layout`: KV that exists already lies in this way. With kept inputs, no token may be computed yet.
         - `pooling`: it ends with an embedding of its prompt. For a mean, no token may be computed yet.
         - `adapter`: the name of the adapter that all of its KV was computed with; empty if it has none.
 
         Returns None and changes nothing if too few blocks are free; shared blocks stay held. Raises InvalidRequest if
         the request can't be run.
         """
-        if is_reversed and not self._has_reversed:
+        if layout.is_reversed and not self._has_reversed:
             raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
-        if keeps_inputs and (num_computed or is_reversed or not self.limits.can_keep_inputs):
+        if layout.keeps_inputs and (num_computed or layout.is_reversed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         if pooling == "mean" and num_computed:
             raise ValueError(
                 f"{request_id}: a mean needs the states of all tokens; {num_computed} tokens have KV already"
             )
         num_tokens = len(prompt_token_ids) + len(output)
-        num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
+        num_columns = self.format.num_columns(num_tokens, layout.keeps_inputs) - layout.num_lent
         num_passed = self.span.num_passed(num_computed)
         if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling, adapter)
         request.output, request.num_computed = list(output), num_computed
-        request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
+        request.is_reversed, request.keeps_inputs = layout.is_reversed, layout.keeps_inputs
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
         self._blocks.grow(request_id, num_columns, num_passed)

@@ -93,6 +93,21 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a request fills its blocks, if not in the plain way."""
+
+    # It fills each block from the last slot down, so that another request can use the first slots.
+    is_reversed: bool = False
+    # Its last blocks, this many, are lent: they follow by `Engine.lend`.
+    num_lent: int = 0
+    # Its blocks hold the inputs of each layer in place of K and V.
+    keeps_inputs: bool = False
+
+
+PLAIN = Layout()
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     # Set by the caller.
@@ -105,9 +120,8 @@ class Request:
     max_output_len: int
     # The matcher for params.structured_outputs.
     matcher: Matcher | None = None
-    # Whether it fills its blocks from the last slot down, so that another request can use the first slots.
+    # See `Layout`.
     is_reversed: bool = False
-    # Whether its blocks hold the inputs of each layer in place of K and V.
     keeps_inputs: bool = False
     # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`. The request ends with it, without a
     # token. None: it generates tokens.

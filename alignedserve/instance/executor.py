@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request, Vocabulary, Work
+from alignedserve.engine.request import PLAIN, Layout, Request, Vocabulary, Work
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -99,9 +99,7 @@ class Executor(Protocol):
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
-        is_reversed: bool = False,
-        num_lent: int = 0,
-        keeps_inputs: bool = False,
+        layout: Layout = PLAIN,
         pooling: str | None = None,
         adapter: str = "",
     ) -> Request | None: ...

@@ -54,10 +54,10 @@ class WorkerLoop:
 
     def __init__(
         self,
-        worker: Worker[Any],
+        worker: Worker,
         attach: Callable[[str], Segment],
         say: Callable[[int, list[AnyMessage]], None],
-        take_role: Callable[[str], tuple[Worker[Any], Hello]] | None = None,
+        take_role: Callable[[str], tuple[Worker, Hello]] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`attach` maps the pool's segment. `say` sends messages on the connection with this number. `take_role` makes

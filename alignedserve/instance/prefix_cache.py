@@ -34,7 +34,7 @@ class HashedPrefix:
 
 
 class PrefixCache:
-    """See `prefix_lookup.PrefixLookup`."""
+    """See `prefix_dedup.PrefixLookup`."""
 
     def __init__(self, engine: Executor, is_enabled: bool, rt_only: bool = False) -> None:
         """`rt_only`: best effort shares no KV."""

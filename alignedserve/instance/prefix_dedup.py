@@ -1,6 +1,7 @@
-"""Among concurrent prompts with the same prefix, one computes the prefix, and the others wait and then share it. Pure.
+"""KV that prompts with the same prefix may share, as a schedule sees it. Pure; `prefix_cache.py` finds it.
 
-Such prompts come from a call with several choices, and from batch jobs with a common system prompt or document.
+Among concurrent prompts with the same prefix, one computes the prefix, and the others wait and then share it. Such
+prompts come from a call with several choices, and from batch jobs with a common system prompt or document.
 """
 
 from __future__ import annotations
@@ -9,9 +10,34 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from alignedserve.instance.prefix_lookup import PrefixLookup
+from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.prefixes import pays_to_wait
 from alignedserve.types import RequestKey
+
+
+class PrefixLookup(Protocol):
+    """The KV that an instance keeps for prompts with the same prefix."""
+
+    def block_hashes(self, work: Work) -> Sequence[bytes]:
+        """Returns the hashes of the prompt's first blocks, which it may share."""
+
+    def num_found(self, block_hashes: Sequence[bytes]) -> int:
+        """Returns the number of tokens with KV on the instance now."""
+
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
+        """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
+        cover."""
+
+
+class NoPrefixCache:
+    def block_hashes(self, work: Work) -> Sequence[bytes]:
+        return ()
+
+    def num_found(self, block_hashes: Sequence[bytes]) -> int:
+        return 0
+
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
+        return 0
 
 
 class Member(Protocol):

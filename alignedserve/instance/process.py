@@ -8,28 +8,27 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop, WorkerThread
+from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
+from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, Welcome
 from alignedserve.protocol.signals import stop_on_sigterm
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
@@ -51,6 +50,8 @@ class Loaded:
 
 class InstanceProcess(ABC):
     role: ClassVar[str]
+    # A subclass of Worker.
+    worker_class: ClassVar[Any]
 
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
@@ -58,15 +59,19 @@ class InstanceProcess(ABC):
         self._in_role: dict[str, InstanceProcess] = {self.role: self}
         self._wake = threading.Event()
         # The result of `prepare`: the worker, and its Hello.
-        self._built: tuple[Worker[Any], Hello] | None = None
+        self._built: tuple[Worker, Hello] | None = None
 
     def may_become(self, other: InstanceProcess) -> None:
         self._in_role[other.role] = other
 
-    @abstractmethod
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> Worker[Any]: ...
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
+        config, kind = self._config, self.worker_class
+        enable_prefix_caching = kind.computes_prompts and config.engine.enable_prefix_caching
+        policy = make_policy(config.scheduling)
+        worker: Worker = kind(
+            engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching
+        )
+        return worker
 
     @abstractmethod
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
@@ -76,15 +81,6 @@ class InstanceProcess(ABC):
     def _allocate(self) -> Allocate:
         """The allocator for the KV cache."""
         return torch.empty
-
-    @abstractmethod
-    def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
-
-    @abstractmethod
-    def _scratch_blocks(
-        self, form: BlockFormat, num_blocks: int
-    ) -> AbstractContextManager[NDArray[np.uint8]]:
-        """Makes memory like the pool's, for measuring copies."""
 
     def prepare(self) -> None:
         """Loads the model and prepares everything else. Another process with this name may be serving meanwhile."""
@@ -101,17 +97,18 @@ class InstanceProcess(ABC):
         assert self._built
         asyncio.run(self._serve(*self._built))
 
-    def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
+    def _build(self, epoch: Epoch) -> tuple[Worker, Hello]:
         # A prefill instance's KV must be in memory that other processes can access.
         allocate = self._in_role.get("prefill", self)._allocate
         has_whole_prompts = "prefill" in self._in_role
-        built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
+        has_reversed = self.role == "colocated" and self._config.scheduling.share_blocks
+        built = build_engine(self._config.engine, allocate, has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
         self._loaded = Loaded(built.engine, pool_format, self._cost(built))
         return self._begin(self._loaded, epoch, self._wake.set)
 
-    def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
+    def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
         """Makes the worker of this role from the loaded state."""
         engine, cost = loaded.engine, loaded.cost
         transfers = LiveTransfers(
@@ -126,17 +123,12 @@ class InstanceProcess(ABC):
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         """Makes the worker of another role, after the current one was closed."""
         assert self._built
         worker, hello = self._in_role[role]._begin(self._loaded, new_epoch(), self._wake.set)
         self._built = worker, replace(hello, started_s=self._built[1].started_s)
         return self._built
-
-    @property
-    def _has_reversed(self) -> bool:
-        """Whether requests may fill their blocks from the last slot down."""
-        return False
 
     def _be_nice(self) -> None:
         """Lowers the priority of this thread and of the threads that it starts."""
@@ -149,14 +141,14 @@ class InstanceProcess(ABC):
         if not config.needs_profile:
             return None
         return cost_of(
-            built, config.engine, config.transfers.pool_kv_dtype, self._scratch_blocks, config.cost_profile
+            built, config.engine, config.transfers.pool_kv_dtype, scratch_blocks, config.cost_profile
         )
 
-    async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
+    async def _serve(self, worker: Worker, hello: Hello) -> None:
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
-            lambda name: self._attach(name, self._loaded.pool_format),
+            lambda name: Segment.attach(name, self._loaded.pool_format),
             messenger.say,
             self._take_role,
             is_over=lambda: messenger.link.is_over,
@@ -190,7 +182,7 @@ class InstanceProcess(ABC):
         assert self._built
         return self._built[1]
 
-    def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, loaded: Loaded) -> Hello:
+    def _hello(self, worker: Worker, epoch: Epoch, address: str, loaded: Loaded) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,

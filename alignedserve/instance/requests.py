@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
 from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
-from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 
@@ -38,12 +37,10 @@ def adopt(
     work: Work,
     matcher: Matcher | None = None,
     num_shared: int = 0,
-    is_reversed: bool = False,
-    num_lent: int = 0,
-    keeps_inputs: bool = False,
+    layout: Layout = PLAIN,
 ) -> Request:
     """Makes the engine's request; the schedule has reserved its blocks. `num_shared` is the number of tokens with
-    shared KV. `is_reversed` and `num_lent`: see `Engine.adopt`."""
+    shared KV."""
     wanted, params = work.request, work.request.params
     if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of the prompt were sent with the first token.
@@ -56,9 +53,7 @@ def adopt(
         work.output,
         work.num_cached or num_shared,
         matcher,
-        is_reversed,
-        num_lent,
-        keeps_inputs,
+        layout,
         wanted.pooling,
         wanted.adapter,
     )
@@ -76,19 +71,6 @@ def id_of(key: RequestKey) -> RequestId:
 
 # Called for each token; `int` itself takes half as long as a function that calls it.
 key_of = cast("Callable[[RequestId], RequestKey]", int)
-
-
-def news_of(
-    output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
-) -> NewTokens:
-    """Returns the report of an output. `request` already includes the new token. The prompt's log-probabilities, if
-    given, are sent with it."""
-    num_before = len(request.output) - (output.token_id is not None)
-    news = NewTokens(key_of(output.request_id), num_before, [])
-    complete(news, output)
-    if prompt_logprobs is not None:
-        news.prompt_logprobs = pack([*map(plain, prompt_logprobs)])
-    return news
 
 
 def coming_news(requests: Iterable[Request]) -> list[NewTokens]:
@@ -113,8 +95,3 @@ def logprobs_of(output: TokenOutput) -> list[PlainLogprobs]:
 def plain(found: TokenLogprobs) -> PlainLogprobs:
     likeliest = dict(zip(found.token_ids[1:], found.logprobs[1:], strict=True))
     return found.logprobs[0], found.ranks[0], likeliest
-
-
-def says_something(output: TokenOutput) -> bool:
-    """Whether the output has a token or an end. Prompt log-probabilities alone wait for the first token."""
-    return output.token_id is not None or output.finish_reason is not None

@@ -10,62 +10,104 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+import msgspec
+
+from alignedserve.engine.outputs import TokenOutput
+from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
+from alignedserve.instance.copies import Copies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.stopwatch import Stopwatch
-from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Moved
-from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.runs import Pairs
+from alignedserve.instance.iteration_times import Forecast, Stopwatch
+from alignedserve.instance.prompts import Prompts
+from alignedserve.instance.requests import coming_news, key_of
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    DecodeReport,
+    InstanceLimits,
+    NewTokens,
+    PrefillReport,
+    Work,
+)
 from alignedserve.types import RequestKey
 
-# Seconds per wait for stopped copies. Each ends on its own, at its deadline at the latest.
-DRAIN_STEP_S = 1.0
+
+class Step(msgspec.Struct):
+    """An iteration between its two halves. A struct, because it is faster to create than a dataclass."""
+
+    begun_s: float
+    # The schedule's plan: a PrefillPlan or a DecodePlan.
+    plan: Any
+    # The iteration that the engine computes; None if there is nothing to compute.
+    iteration: Iteration | None = None
+    # The reports of the requests that get a token, without the token.
+    news: list[NewTokens] = []
+    # On instances that decode: the requests with prompt tokens in this iteration.
+    prompts: list[RequestKey] = []
+    # See DecodeReport.
+    is_mixed: bool = False
+    scheduling_s: float | None = None
 
 
-class Step(Protocol):
-    """An iteration between its two halves."""
+class FreeBlocks(Protocol):
+    num_free: int
+
+
+class Schedule(Protocol):
+    """Decides what the instance does in its next iteration. Counts blocks, as the engine does."""
+
+    limits: InstanceLimits
+    forecast: Forecast
 
     @property
-    def iteration(self) -> Iteration | None:
-        """The iteration that the engine computes; None if there is nothing to compute."""
+    def blocks(self) -> FreeBlocks: ...
+
+    def plan(self, now: float) -> Any: ...
+
+    def check(self) -> None: ...
+
+    def check_idle(self) -> None: ...
 
 
-AnyStep = TypeVar("AnyStep", bound=Step)
+class Worker(ABC):
+    computes_prompts = True
+    schedule: Schedule
+    # The next report. Events add to it until it is sent.
+    _report: PrefillReport | DecodeReport
 
-
-class Worker(ABC, Generic[AnyStep]):
     def __init__(
         self,
         engine: Executor,
         transfers: Transfers,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
+        enable_prefix_caching: bool = False,
+        rt_only: bool = False,
     ) -> None:
-        """`threads` compile grammars; None gives the worker its own."""
+        """`threads` compile grammars; None gives the worker its own. `enable_prefix_caching`: prompts with a common
+        prefix reuse KV of earlier ones. `rt_only`: see `Prompts`."""
         self.engine = engine
         self.transfers = transfers
+        self.copies = Copies(transfers)
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        # Running copies per request.
-        self._num_copies: Counter[RequestKey] = Counter()
-        # Bytes and seconds of copies since the last report, by kind.
-        self._moved: dict[str, Moved] = {}
+        self.prompts = Prompts(engine, self._compiling, enable_prefix_caching, rt_only)
+        # Requests that hold blocks.
+        self._requests: dict[RequestKey, Any] = {}
+        # The counts at the last report: see `_has_news`.
+        self._last_levels: object = None
         # Messages to send after the next report.
         self._outbox: list[AnyMessage] = []
         # The longest that the next step may wait for a wake, in seconds; None for any time.
         self.patience_s: float | None = None
 
     @property
-    @abstractmethod
     def limits(self) -> InstanceLimits:
-        """The limits of its schedule."""
+        return self.schedule.limits
 
     # ---- for its driver ---------------------------------------------------------------------------------------------
 
@@ -79,14 +121,23 @@ class Worker(ABC, Generic[AnyStep]):
         self.transfers.completions.run()
         return []
 
-    @abstractmethod
-    def begin(self) -> AnyStep:
+    def begin(self) -> Step:
         """Does the first half of an iteration: plans it, starts copies, launches the computation."""
+        begun_s = self._clock()
+        self._stopwatch.begin()
+        step = Step(begun_s, self.schedule.plan(begun_s))
+        if work := self._carry_out(step.plan):
+            self._launch(step, work)
+        return step
 
-    @abstractmethod
-    def finish(self, step: AnyStep) -> tuple[list[AnyMessage], bool]:
+    def finish(self, step: Step) -> tuple[list[AnyMessage], bool]:
         """Does the second half, after the computation. Returns the messages to the router in order, and whether to
         continue immediately or after a wake."""
+        if step.iteration is not None:
+            outputs = self.engine.finish(step.iteration)
+            self._stopwatch.engine_ends()
+            self._take_outputs(step, outputs)
+        return self._finished(step), step.plan.goes_on
 
     def step(self) -> tuple[list[AnyMessage], bool]:
         """Runs a whole iteration, for drivers that send nothing before its end."""
@@ -94,21 +145,31 @@ class Worker(ABC, Generic[AnyStep]):
         messages, goes_on = self.finish(self.begin())
         return urgent + messages, goes_on
 
-    @abstractmethod
     def check(self) -> None:
         """Raises if its counts are wrong. May be called at any time."""
+        self.schedule.check()
 
-    @abstractmethod
     def check_idle(self) -> None:
         """Raises if anything is left of any request."""
+        self.schedule.check_idle()
+        num_left = len(self._requests) + len(self.prompts) + len(self.copies)
+        if num_left:
+            raise RuntimeError(f"idle, but {num_left} requests and copies are left")
 
     @abstractmethod
     def drop_orders(self) -> None:
         """Forgets everything that needs the pool's memory. Its copies have ended when this returns. Safe to repeat."""
 
-    @abstractmethod
     def drop_all(self) -> None:
         """Forgets everything without a report, because the router is gone. Safe to repeat."""
+        self.drop_orders()
+        self._drop_rest()
+        self._outbox.clear()
+        self.schedule.check_idle()
+
+    @abstractmethod
+    def _drop_rest(self) -> None:
+        """Forgets what needs no memory of the pool, and what the next report would say."""
 
     def use_pool(self, pool: Any) -> None:
         """Uses this memory as the pool's from now on, and drops earlier orders."""
@@ -126,42 +187,56 @@ class Worker(ABC, Generic[AnyStep]):
         self._compiling.close()
         self.transfers.close()
 
-    # ---- for its subclasses -----------------------------------------------------------------------------------------
+    # ---- what the roles do ------------------------------------------------------------------------------------------
 
-    def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """`done` is called in either half of an iteration, or while orders are dropped."""
-        self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
+    @abstractmethod
+    def _carry_out(self, plan: Any) -> Sequence[tuple[Request, int]]:
+        """Starts and ends requests, and starts copies. Returns what the engine computes."""
 
-    def _save(
-        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
-    ) -> None:
-        self.transfers.save(key, pairs, num_empty, self._counted([key], done), is_urgent)
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
+        self._stopwatch.engine_begins()
+        step.scheduling_s = self._stopwatch.scheduling_s
+        step.iteration = self.engine.launch(work)
+        step.news = coming_news(step.iteration.requests)
+        self._report.num_computed += sum([count for _, count in work])
 
-    def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
-        self._num_copies.update(keys)
-        return partial(self._copied, done)
+    @abstractmethod
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
+        """Completes the reports of the iteration, and ends or saves requests."""
 
-    def _copied(self, done: Done, outcome: Outcome) -> None:
-        self._num_copies.subtract(outcome.keys)
-        if outcome.error is None:
-            moved = self._moved.setdefault(outcome.what, Moved(outcome.what, 0, 0.0))
-            moved.num_bytes += outcome.num_bytes
-            moved.seconds += outcome.seconds
-        for key in outcome.keys:
-            if not self._num_copies[key]:
-                del self._num_copies[key]
-        done(outcome)
+    @abstractmethod
+    def _finished(self, step: Step) -> list[AnyMessage]:
+        """Does what remains of an iteration, also if nothing was computed. Returns the messages to the router."""
 
-    def _stop_copies(self) -> None:
-        """Stops all copies, and returns when none is running."""
-        self.transfers.cut()
-        for key in self._num_copies:
-            self.transfers.abandon(key)
-        while self._num_copies:
-            self.transfers.completions.run(DRAIN_STEP_S)
+    # ---- for the roles ----------------------------------------------------------------------------------------------
 
-    def _check_blocks(self, num_free_planned: int) -> None:
-        if num_free_planned != self.engine.num_free_blocks:
-            raise RuntimeError(
-                f"the schedule counts {num_free_planned} free blocks, the engine {self.engine.num_free_blocks}"
-            )
+    def _prepare(self, work: Work, then: Callable[[], None]) -> None:
+        """Calls `then` when the prompt may start. The next report refuses one that can't be run."""
+        if refusal := self.prompts.prepare(work, then):
+            self._report.news.append(refusal)
+
+    def _progressed(self, request: Request) -> None:
+        """The next report says how far the prompt is."""
+        key = key_of(request.request_id)
+        self._report.progress.append((key, request.num_computed, self.prompts.num_found(key)))
+
+    def _has_news(self, levels: object) -> bool:
+        """Returns whether the next report says anything: something has happened, or these counts have changed."""
+        report, last, self._last_levels = self._report, self._last_levels, levels
+        report.num_asked, report.num_found = self.prompts.prefix_cache.take_counts()
+        return report != type(report)() or levels != last
+
+    def _take_report(self, duration_s: float) -> AnyMessage:
+        report, self._report = self._report, type(self._report)()
+        report.num_free_blocks, report.duration_s = self.schedule.blocks.num_free, duration_s
+        report.pace, report.moved = self.schedule.forecast.pace, self.copies.take_moved()
+        return report
+
+    def _take_outbox(self) -> list[AnyMessage]:
+        messages, self._outbox = self._outbox, []
+        return messages
+
+    def _check_blocks(self) -> None:
+        num_planned, num_free = self.schedule.blocks.num_free, self.engine.num_free_blocks
+        if num_planned != num_free:
+            raise RuntimeError(f"the schedule counts {num_planned} free blocks, the engine {num_free}")

@@ -12,15 +12,13 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alignedserve.decode_worker.actor import ColocatedActor, DecodeActor
 from alignedserve.gateway.actor import GatewayActor
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kvpool.actor import PoolActor
-from alignedserve.launch.changing_actor import ChangingActor
 from alignedserve.launch.exits import ExitWatch
+from alignedserve.launch.instance_actors import ChangingActor, ColocatedActor, DecodeActor, PrefillActor
 from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
-from alignedserve.prefill_worker.actor import PrefillActor
 from alignedserve.router.actor import RouterActor
 from alignedserve.types import next_generation
 

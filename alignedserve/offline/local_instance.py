@@ -14,12 +14,13 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.worker import ColocatedWorker, DecodeStep
+from alignedserve.decode_worker.worker import ColocatedWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import check_adapter, check_request
 from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
+from alignedserve.instance.worker import Step
 from alignedserve.offline.host_memory import SwapMemory
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
 from alignedserve.protocol.messages import Request as Asked
@@ -53,7 +54,7 @@ class _Worker(ColocatedWorker):
 
     outputs: list[TokenOutput]
 
-    def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
+    def _take_outputs(self, step: Step, outputs: Sequence[TokenOutput]) -> None:
         self.outputs += outputs
         super()._take_outputs(step, outputs)
 

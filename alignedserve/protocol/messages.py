@@ -487,15 +487,15 @@ class Moved(Message):
 class PrefillReport(Message):
     """The events of one iteration of a prefill instance."""
 
-    news: list[NewTokens]
+    news: list[NewTokens] = []
     # Requests with all of their KV in the pool, and the number of their tokens.
-    saved: list[tuple[RequestKey, int]]
+    saved: list[tuple[RequestKey, int]] = []
     # Requests with KV in the staging buffer.
-    staged: list[RequestKey]
+    staged: list[RequestKey] = []
     # (request, number of computed tokens, number of those with KV reused from earlier prompts) for requests with an
     # unfinished prompt.
-    progress: list[tuple[RequestKey, int, int]]
-    num_free_blocks: int
+    progress: list[tuple[RequestKey, int, int]] = []
+    num_free_blocks: int = 0
     duration_s: float = 0.0
     # The copies since the last report.
     moved: list[Moved] = []
@@ -524,17 +524,17 @@ class DecodeReport(Message):
     """The events of one iteration of a decode instance. It is also sent, without tokens, when any other field
     changes."""
 
-    news: list[NewTokens]
-    admitted: list[RequestKey]
+    news: list[NewTokens] = []
+    admitted: list[RequestKey] = []
     # Requests for which the instance asks for Evict orders. They may stand still until these arrive.
-    wants_evicted: list[RequestKey]
+    wants_evicted: list[RequestKey] = []
     # (request, number of tokens with KV in the pool now).
-    evicted: list[tuple[RequestKey, int]]
-    num_free_blocks: int
-    num_running: int
+    evicted: list[tuple[RequestKey, int]] = []
+    num_free_blocks: int = 0
+    num_running: int = 0
     # Lengths of all running requests, in tokens.
-    max_length: int
-    sum_lengths: int
+    max_length: int = 0
+    sum_lengths: int = 0
     duration_s: float = 0.0
     min_length: int = 0
     # The copies since the last report.

@@ -17,7 +17,7 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request, Status, Vocabulary, Work
+from alignedserve.engine.request import PLAIN, Layout, Request, Status, Vocabulary, Work
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
@@ -120,18 +120,16 @@ class SimEngine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
-        is_reversed: bool = False,
-        num_lent: int = 0,
-        keeps_inputs: bool = False,
+        layout: Layout = PLAIN,
         pooling: str | None = None,
         adapter: str = "",
     ) -> Request | None:
         if pooling == "mean" and num_computed:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
-        if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
+        if layout.keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         num_tokens = len(prompt_token_ids) + len(output)
-        num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
+        num_columns = self.format.num_columns(num_tokens, layout.keeps_inputs) - layout.num_lent
         num_passed = self.span.num_passed(num_computed)
         if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
@@ -148,14 +146,14 @@ class SimEngine:
             stop_token_ids=frozenset(),
             max_output_len=min(room, params.max_tokens or room, model.own_output_len(seed)),
             matcher=matcher,
-            keeps_inputs=keeps_inputs,
+            keeps_inputs=layout.keeps_inputs,
             status=Status.HELD,
             num_computed=num_computed,
             output=list(output),
-            is_reversed=is_reversed,
+            is_reversed=layout.is_reversed,
             pooling=pooling,
         )
-        self.contents.is_reversed(key_of(request_id), is_reversed)
+        self.contents.is_reversed(key_of(request_id), layout.is_reversed)
         self._grow(request_id, num_columns, num_passed)
         return request
 

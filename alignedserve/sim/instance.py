@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-Parts = tuple[SimEngine, SimTransfers, Policy, Estimate, Callable[[], float], SimThreads]
-
-
 class SimInstance(SimProcess):
     drops_orders = True
+    worker_class: type[PrefillWorker] | type[DecodeWorker]
     engine: SimEngine
     transfers: SimTransfers
 
@@ -53,26 +51,13 @@ class SimInstance(SimProcess):
         instance_id: InstanceId,
         limits: InstanceLimits,
         make_policy: Callable[[], Policy],
+        enable_prefix_caching: bool = False,
     ) -> None:
         super().__init__(world, instance_id)
         self._limits = limits
         self._make_policy = make_policy
+        self._enable_prefix_caching = enable_prefix_caching
         self._num_connections = 0
-
-    @abstractmethod
-    def _make_worker(self) -> Worker[Any]: ...
-
-    @property
-    def _parts(self) -> Parts:
-        """The parts of a worker of any role."""
-        return (
-            self.engine,
-            self.transfers,
-            self._make_policy(),
-            Estimate(self.world.cost),
-            self.local_clock.now,
-            SimThreads(self.after),
-        )
 
     @property
     @abstractmethod
@@ -97,18 +82,26 @@ class SimInstance(SimProcess):
         return self
 
     @property
-    def worker(self) -> Worker[Any]:
+    def worker(self) -> Worker:
         return self._loop.worker
 
-    def _begin_role(self) -> Worker[Any]:
+    def _begin_role(self) -> Worker:
         """Makes a worker of its role."""
         world, ids = self.world, TransferIds(self.epoch)
         make = SimTransfers if world.is_checked else TrustingTransfers
         self.transfers = make(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
-        return self._make_worker()
+        return self.worker_class(
+            self.engine,
+            self.transfers,
+            self._make_policy(),
+            Estimate(world.cost),
+            self.local_clock.now,
+            SimThreads(self.after),
+            self._enable_prefix_caching and self.worker_class.computes_prompts,
+        )
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         raise RuntimeError(f"{self.instance_id} is to become a {role} instance, but can't change its role")
 
     def kill(self) -> None:
@@ -121,7 +114,7 @@ class SimInstance(SimProcess):
     def hello(self) -> Hello:
         return self._hello_of(self.worker)
 
-    def _hello_of(self, worker: Worker[Any]) -> Hello:
+    def _hello_of(self, worker: Worker) -> Hello:
         return replace(self.make_hello(worker.limits), cost=self.world.cost)
 
     def _is_over(self) -> bool:
@@ -193,6 +186,7 @@ class SimInstance(SimProcess):
 
 class SimPrefill(SimInstance):
     role = "prefill"
+    worker_class: type[PrefillWorker] | type[DecodeWorker] = PrefillWorker
 
     def __init__(
         self,
@@ -203,12 +197,8 @@ class SimPrefill(SimInstance):
         staging_share: float,
         enable_prefix_caching: bool = False,
     ) -> None:
-        super().__init__(world, instance_id, limits, make_policy)
+        super().__init__(world, instance_id, limits, make_policy, enable_prefix_caching)
         self._staging_share = staging_share
-        self._enable_prefix_caching = enable_prefix_caching
-
-    def _make_worker(self) -> PrefillWorker:
-        return PrefillWorker(*self._parts, self._enable_prefix_caching)
 
     @property
     def _channels(self) -> SimChannels:
@@ -224,11 +214,7 @@ class SimPrefill(SimInstance):
 
 class SimDecode(SimInstance):
     role = "decode"
-    worker_class: type[DecodeWorker] = DecodeWorker
-    _enable_prefix_caching = False
-
-    def _make_worker(self) -> DecodeWorker:
-        return self.worker_class(*self._parts, self._enable_prefix_caching)
+    worker_class = DecodeWorker
 
     @property
     def _channels(self) -> SimChannels:
@@ -238,17 +224,6 @@ class SimDecode(SimInstance):
 class SimColocated(SimDecode):
     role = "colocated"
     worker_class = ColocatedWorker
-
-    def __init__(
-        self,
-        world: World,
-        instance_id: InstanceId,
-        limits: InstanceLimits,
-        make_policy: Callable[[], Policy],
-        enable_prefix_caching: bool = False,
-    ) -> None:
-        super().__init__(world, instance_id, limits, make_policy)
-        self._enable_prefix_caching = enable_prefix_caching
 
 
 class SimChanging(SimPrefill):
@@ -270,19 +245,21 @@ class SimChanging(SimPrefill):
         self._is_changing = False
 
     def begin(self) -> SimInstance:
-        self.role, self._is_changing = self._first_role, False
+        self._is_changing = False
+        self._enter(self._first_role)
         return super().begin()
 
-    def _make_worker(self) -> Any:
-        return super()._make_worker() if self.role == PREFILL else DecodeWorker(*self._parts)
+    def _enter(self, role: str) -> None:
+        self.role, self.worker_class = role, PrefillWorker if role == PREFILL else DecodeWorker
 
     @property
     def _channels(self) -> SimChannels:
         return super()._channels if self.role == PREFILL else _of_decode(self.world, self._ports)
 
-    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+    def _take_role(self, role: str) -> tuple[Worker, Hello]:
         self.engine.check_idle()
-        self.role, self.epoch = role, self.world.next_epoch()
+        self._enter(role)
+        self.epoch = self.world.next_epoch()
         worker = self._begin_role()
         return worker, self._hello_of(worker)
 

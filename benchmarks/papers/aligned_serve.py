@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
-from alignedserve.decode_worker.worker import DecodeStep, DecodeWorker
-from alignedserve.protocol.messages import FindNear, FormBatch, Work
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.engine.request import Request
+from alignedserve.instance.worker import Step
+from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling import island as views
 from alignedserve.scheduling.policies.aligned import Aligned
@@ -317,27 +320,26 @@ class PausedWorker(DecodeWorker):
 
     _pause_s = 0.0
 
-    def _pull(self, works: Sequence[Work]) -> None:
-        super()._pull(works)
+    def _pull(self, plan: DecodePlan) -> None:
+        super()._pull(plan)
         cost = load_cost_model(ONE_GPU)
-        for work in works:
-            is_staged = self.schedule.source_of(work.request.key) is not None
+        for work in plan.pulls:
+            is_staged = self.schedule.blocks.pulling[work.request.key].source is not None
             channel = cost.channels.admit if is_staged else cost.channels.fetch
             self._pause_s += channel.seconds(work.num_cached * cost.kv_bytes_per_token)
 
-    def _launch(self, step: DecodeStep) -> DecodeStep:
-        launched = super()._launch(step)
-        if isinstance(launched.iteration, SimIteration):
-            launched.iteration.seconds += self._pause_s
+    def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
+        super()._launch(step, work)
+        if isinstance(step.iteration, SimIteration):
+            step.iteration.seconds += self._pause_s
             self._pause_s = 0.0
-        return launched
 
 
 class Paused(Scenario):
     def island(self) -> SimIsland:
         island = super().island()
         for each in island.decodes:
-            each.worker_class = PausedWorker  # type: ignore[attr-defined]
+            each.worker_class = PausedWorker
         return island
 
 

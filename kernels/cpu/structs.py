@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, Union, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, Union, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 DTYPE_CODES = {"float32": 0, "bfloat16": 1}
@@ -293,6 +293,8 @@ def declare(library: ctypes.CDLL) -> None:
         function.restype = c_int32
     library.run_program.argtypes = [c_void_p, c_int32, c_void_p]
     library.run_program.restype = c_int32
+    library.keys_read.argtypes = [c_void_p, c_int32, c_int32, c_int32, POINTER(c_int64)]
+    library.keys_read.restype = c_int64
     library.pack_weight.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int32]
     library.pack_weight.restype = None
     library.argmax_rows.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32]

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 
 from alignedserve.decode_worker.process import ColocatedProcess, DecodeProcess
-from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine, LaunchedIteration
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
+from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.process import PoolProcess
-from alignedserve.launch.changing_actor import changing_process
+from alignedserve.launch.instance_actors import changing_process
 from alignedserve.prefill_worker.process import PrefillProcess
-from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import DECODE, PREFILL
 from alignedserve.router import link_health
 from alignedserve.router.process import RouterProcess
@@ -33,16 +32,12 @@ from tests.forkserver import forking
 
 
 class SlowPrefill(PrefillProcess):
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> PrefillWorker:
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 
 class SlowDecode(DecodeProcess):
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> DecodeWorker:
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -53,7 +52,7 @@ class Held(Grammars):
 class Rig:
     def __init__(self, where: str) -> None:
         self.island = Island(demo.MODEL_DIR, dtype="float32", kv_cache_memory_bytes=16 << 20)
-        self.worker: Worker[Any] = getattr(self.island, where)
+        self.worker: Worker = getattr(self.island, where)
         engine = engine_of(self.worker)
         self.grammars = engine.grammars = Held(engine)
         # where a request stands while it is compiled there
@@ -84,7 +83,7 @@ class Rig:
             # what the threads had to say last
             worker.step()
             assert len(worker._compiling) == 0
-        assert not self.island.prefill._preparation.keys
+        assert not self.island.prefill.prompts._matchers
         self.island.check_idle()
 
 

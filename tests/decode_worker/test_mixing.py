@@ -81,7 +81,7 @@ def admit(schedule: DecodeSchedule, *works: Work, now: float = 0.0) -> None:
     """They run from here on, if there is room."""
     schedule.offer(works, is_batch=False)
     for work in schedule.plan(now).pulls:
-        assert schedule.pulled(key(work))
+        assert schedule.blocks.pulled(key(work))
 
 
 def iterate(schedule: DecodeSchedule, now: float = 0.0) -> DecodePlan:
@@ -103,11 +103,11 @@ def test_without_real_time_everybody_runs() -> None:
 def test_best_effort_fills_what_real_time_allows_and_sits_out_beyond() -> None:
     schedule = schedule_of()
     admit(schedule, first := rt(tbt_s=0.031), *(be() for _ in range(30)))
-    num_free = schedule.num_free_blocks
+    num_free = schedule.blocks.num_free
     # 27.9 ms: itself and 16 more
     plan = iterate(schedule, 0.0)
     assert len(plan.run) == 17 and plan.run[0] == key(first)
-    assert not plan.wants_evicted and schedule.num_free_blocks == num_free, "nothing is moved"
+    assert not plan.wants_evicted and schedule.blocks.num_free == num_free, "nothing is moved"
 
 
 def test_who_is_late_has_the_iteration_for_itself() -> None:
@@ -120,10 +120,10 @@ def test_real_time_with_slack_sits_out_for_real_time_without() -> None:
     """In 30 ms there is time for 20."""
     schedule = schedule_of()
     admit(schedule, first := rt(tbt_s=0.03), *(rt(tbt_s=0.5) for _ in range(30)))
-    num_free = schedule.num_free_blocks
+    num_free = schedule.blocks.num_free
     plan = iterate(schedule)
     assert len(plan.run) == 20 and plan.run[0] == key(first)
-    assert not plan.wants_evicted and schedule.num_free_blocks == num_free, "nothing is moved"
+    assert not plan.wants_evicted and schedule.blocks.num_free == num_free, "nothing is moved"
 
 
 def test_real_time_with_like_objectives_runs_together() -> None:
@@ -259,7 +259,7 @@ def test_an_iteration_is_late_by_what_it_was_allowed_when_it_was_planned() -> No
     def num_be(turn: int, is_late: bool) -> int:
         plan = schedule.plan(0.05 * turn)
         schedule.sampled([])
-        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.pace
+        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.forecast.pace
         schedule.took(0.07 if is_late else predicted_s)
         return len(plan.run) - 1
 
@@ -274,7 +274,7 @@ def test_what_is_measured_corrects_what_fits() -> None:
         plan = schedule.plan(0.06 * turn)
         schedule.sampled([])
         schedule.took(2 * PLAIN.iteration([], [1] * len(plan.run)))
-    assert schedule.pace == pytest.approx(2.0, rel=0.01)
+    assert schedule.forecast.pace == pytest.approx(2.0, rel=0.01)
     # 54 ms are 27 by the model
     assert len(schedule.plan(0.0).run) == 17
 
@@ -285,10 +285,10 @@ def test_where_iterations_take_longer_than_predicted_now_and_then_fewer_join() -
     for turn in range(200):
         plan = schedule.plan(0.06 * turn)
         schedule.sampled([])
-        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.pace
+        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.forecast.pace
         schedule.took(predicted_s * (3 if turn % 10 == 0 else 1))
     run = schedule.plan(0.0).run
-    assert len(run) > 1 and 3 * PLAIN.iteration([], [1] * len(run)) * schedule.pace < 0.061
+    assert len(run) > 1 and 3 * PLAIN.iteration([], [1] * len(run)) * schedule.forecast.pace < 0.061
 
 
 def test_kv_that_was_lost_is_computed_in_pieces_that_real_time_allows() -> None:
@@ -315,9 +315,9 @@ def test_iterations_are_short_while_real_time_is_coming() -> None:
     schedule.abort(key(gone))
     # 45.6 ms, and 26.6: it then runs for 11
     assert len(schedule.plan(0.0).run) == 35, "one may come"
-    schedule.expect(num_prefilling=1, num_ready=0, now=0.0)
+    schedule.policy.expect(num_prefilling=1, num_ready=0, now=0.0)
     assert len(schedule.plan(0.0).run) == 16
-    schedule.expect(num_prefilling=0, num_ready=0, now=0.0)
+    schedule.policy.expect(num_prefilling=0, num_ready=0, now=0.0)
     assert len(schedule.plan(61.0).run) == 39, (
         "as was its objective, nobody knows any more how tight it will be"
     )
@@ -327,14 +327,14 @@ def test_no_iteration_begins_just_before_real_time_joins() -> None:
     schedule = schedule_of()
     admit(schedule, gone := rt(tbt_s=0.04), be())
     schedule.abort(key(gone))
-    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
     plan = schedule.plan(1.0)
     assert not plan.goes_on and plan.hold_s == pytest.approx(HOLD * 0.04)
     schedule.offer([late := rt(tbt_s=0.04, first_s=1.0)], is_batch=False)
-    schedule.expect(num_prefilling=0, num_ready=0, now=1.002)
+    schedule.policy.expect(num_prefilling=0, num_ready=0, now=1.002)
     plan = schedule.plan(1.002)
     assert plan.pulls == [late] and not plan.goes_on and plan.hold_s == pytest.approx(HOLD * 0.04)
-    assert schedule.pulled(key(late))
+    assert schedule.blocks.pulled(key(late))
     assert key(late) in schedule.plan(1.004).run
 
 
@@ -343,7 +343,7 @@ def test_real_time_without_an_objective_comes_as_if_it_had_the_usual_one() -> No
     admit(schedule, gone := rt(tbt_s=math.inf), *(be() for _ in range(39)))
     schedule.abort(key(gone))
     assert len(schedule.plan(0.0).run) == 39
-    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
     assert schedule.plan(1.0).hold_s == pytest.approx(HOLD * DEFAULT_TBT_S)
     assert len(schedule.plan(1.03).run) == 18, "45 ms would be 35; 18 have 80 % of the pace that 39 have"
 
@@ -352,7 +352,7 @@ def test_what_does_not_come_holds_nobody_up_for_long() -> None:
     schedule = schedule_of()
     admit(schedule, gone := rt(tbt_s=0.04), be())
     schedule.abort(key(gone))
-    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
     hold_s = schedule.plan(1.0).hold_s
     assert schedule.plan(1.0 + hold_s).goes_on
 
@@ -360,7 +360,7 @@ def test_what_does_not_come_holds_nobody_up_for_long() -> None:
 def test_real_time_that_runs_is_not_made_late_by_real_time_that_comes() -> None:
     schedule = schedule_of()
     admit(schedule, first := rt(tbt_s=0.02, first_s=1.02), be(), now=1.0)
-    schedule.expect(num_prefilling=0, num_ready=1, now=1.025)
+    schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.025)
     # its next token is due in 15 ms, and takes 11
     assert schedule.plan(1.025).hold_s == pytest.approx(SAFETY * 0.004)
     assert schedule.plan(1.03).run == [key(first)]
@@ -371,7 +371,7 @@ def test_no_iteration_waits_for_real_time_that_has_time_for_two() -> None:
     for tbt_s, is_held in ((0.02, True), (0.025, False)):
         schedule = schedule_of()
         admit(schedule, rt(tbt_s=tbt_s, first_s=1.04 - tbt_s), be(), now=1.0)
-        schedule.expect(num_prefilling=0, num_ready=1, now=1.025)
+        schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.025)
         assert bool(schedule.plan(1.025).hold_s) == is_held, tbt_s
 
 
@@ -382,7 +382,7 @@ def test_iterations_wait_for_real_time_that_asked_for_no_objective() -> None:
         running = rt(tbt_s=0.1, first_s=0.94)
         running = replace(running, deadlines=replace(running.deadlines, hurries=hurries))
         admit(schedule, running, be(), now=1.0)
-        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
         assert bool(schedule.plan(1.0).hold_s) == hurries
 
 
@@ -391,7 +391,7 @@ def test_those_that_run_wait_no_longer_in_all_than_what_comes_would_wait() -> No
     for num_running, hold_s in ((1, 0.011), (20, 0.0015)):
         schedule = schedule_of()
         admit(schedule, *(rt(tbt_s=math.inf) for _ in range(num_running)), be(), now=1.0)
-        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
         assert schedule.plan(1.0).hold_s == pytest.approx(hold_s)
 
 
@@ -400,7 +400,7 @@ def test_no_iteration_waits_for_less_than_a_copy_takes() -> None:
     for latency_s, hold_s in ((0.001, 0.0015), (0.002, 0.0)):
         schedule = schedule_of(cost=replace(PLAIN, channels=Channels(*[CopyChannel(latency_s, 1e15)] * 4)))
         admit(schedule, *(rt(tbt_s=math.inf) for _ in range(20)), be(), now=1.0)
-        schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+        schedule.policy.expect(num_prefilling=0, num_ready=1, now=1.0)
         assert schedule.plan(1.0).hold_s == pytest.approx(hold_s)
 
 
@@ -409,7 +409,7 @@ def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() ->
     admit(schedule, gone := rt(tbt_s=0.04), be())
     schedule.abort(key(gone))
     iterate(schedule, 0.9)
-    schedule.expect(num_prefilling=1, num_ready=0, now=1.0)
+    schedule.policy.expect(num_prefilling=1, num_ready=0, now=1.0)
     schedule.offer([waiting := be()], is_batch=False)
     assert not schedule.plan(1.0).pulls and not schedule.plan(0.89 + MAX_BARRED_S).pulls
     assert schedule.plan(0.91 + MAX_BARRED_S).pulls == [waiting]
@@ -417,7 +417,7 @@ def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() ->
 
 def test_an_instance_that_runs_nothing_does_not_wait_for_what_is_coming() -> None:
     schedule = schedule_of()
-    schedule.expect(num_prefilling=1, num_ready=0, now=1.0)
+    schedule.policy.expect(num_prefilling=1, num_ready=0, now=1.0)
     schedule.offer([first := be()], is_batch=False)
     assert schedule.plan(1.0).pulls == [first]
 
@@ -466,7 +466,7 @@ def test_real_time_without_a_slot_evicts_best_effort() -> None:
     wanted = schedule.plan(0.0).wants_evicted
     assert wanted == [key(longest), key(long)], "they would stay for long"
     assert schedule.plan(0.0).wants_evicted == wanted, "who was named stays named"
-    assert schedule.evict(wanted[0]) and schedule.evicted(wanted[0])
+    assert schedule.blocks.evict(wanted[0]) and schedule.blocks.evicted(wanted[0])
     assert schedule.plan(0.0).pulls == [first]
 
 
@@ -477,7 +477,7 @@ def test_blocks_that_are_about_to_be_free_are_not_freed_twice() -> None:
     while not (wanted := iterate(schedule).wants_evicted):
         pass
     for each in wanted:
-        assert schedule.evict(each)
+        assert schedule.blocks.evict(each)
     assert schedule.plan(0.0).wants_evicted == [], "their blocks come as soon as they are saved"
 
 
@@ -520,12 +520,12 @@ def test_real_time_without_blocks_evicts_as_many_as_it_takes() -> None:
     limits = replace(LIMITS, num_blocks=60)
     schedule = schedule_of(limits)
     admit(schedule, *(be(159) for _ in range(6)))
-    assert schedule.num_free_blocks == 0
+    assert schedule.blocks.num_free == 0
     schedule.offer([late := rt(300)], is_batch=False)
     wanted = schedule.plan(0.0).wants_evicted
     assert len(wanted) == 2
     for each in wanted:
-        assert schedule.evict(each) and schedule.evicted(each)
+        assert schedule.blocks.evict(each) and schedule.blocks.evicted(each)
     assert schedule.plan(0.0).pulls == [late]
 
 
@@ -545,9 +545,9 @@ def test_best_effort_that_has_had_nothing_for_long_comes_before_real_time_and_st
     # half of 40 ms at a twentieth of the time
     assert not schedule.plan(0.39).pulls
     assert not schedule.plan(0.41).pulls, "there is no slot"
-    schedule.ended(key(first))
+    schedule.blocks.ended(key(first))
     assert schedule.plan(0.42).pulls == [waiting]
-    schedule.pulled(key(waiting))
+    schedule.blocks.pulled(key(waiting))
     assert not schedule.plan(0.43).wants_evicted, "though real time waits"
 
 
@@ -569,7 +569,7 @@ def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share:
         schedule.took(seconds)
         # nothing gets longer, and nobody so late that it is lost
         if turn % 10 == 9:
-            for member in schedule._block_table.running.values():
+            for member in schedule.blocks.running.values():
                 member.deadlines = replace(member.deadlines, first_due_s=now)
     assert share - 0.01 <= best_effort_s / all_s <= share + 0.01
 
@@ -607,10 +607,10 @@ class World:
 
     def end_copies(self) -> None:
         for each in self.pulling:
-            assert self.schedule.pulled(each)
+            assert self.schedule.blocks.pulled(each)
             self.running.add(each)
         for each in self.leaving:
-            assert self.schedule.evicted(each)
+            assert self.schedule.blocks.evicted(each)
             self.offer(each)
         self.pulling, self.leaving = [], []
 
@@ -628,11 +628,11 @@ class World:
             self.lengths[each] += 1
             self.computed[each] += 1
             if self.lengths[each] == self.ends[each]:
-                self.schedule.ended(each)
+                self.schedule.blocks.ended(each)
                 self.running.remove(each)
                 del self.works[each]
         for each in plan.wants_evicted:
-            if each in self.running and self.schedule.evict(each):
+            if each in self.running and self.schedule.blocks.evict(each):
                 self.running.remove(each)
                 self.leaving.append(each)
                 self.num_evicted += 1
@@ -680,7 +680,7 @@ def test_real_time_waits_for_its_own_and_everybody_ends(
             needed[key(work)] = num_output
             world.add(work, num_output)
         if rng.random() < 0.3:
-            world.schedule.expect(rng.randint(0, 1), rng.randint(0, 1), world.now)
+            world.schedule.policy.expect(rng.randint(0, 1), rng.randint(0, 1), world.now)
         world.turn()
         if rng.random() < 0.5 or world.pulling or world.leaving:
             world.end_copies()
@@ -698,9 +698,9 @@ def test_both_classes_together_have_the_tokens_of_one_iteration() -> None:
     admit(schedule, *(be(100) for _ in range(8)), rt(80, tbt_s=9.0, num_cached=10))
     schedule.offer([make_work(90, num_cached=3)], is_batch=False)
     for work in schedule.plan(0.0).pulls:
-        assert schedule.pulled(key(work))
+        assert schedule.blocks.pulled(key(work))
     plan = schedule.plan(1.0)
-    pending = {member.key: member.num_pending for member in schedule._block_table.running.values()}
+    pending = {member.key: member.num_pending for member in schedule.blocks.running.values()}
     num_tokens = sum(count for _, count in plan.chunks) + sum(pending[each] for each in plan.run)
     assert num_tokens == 64
 

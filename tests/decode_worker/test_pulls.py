@@ -145,7 +145,7 @@ def test_several_requests_come_in_one_transfer(pair: Pair) -> None:
 def test_one_that_is_gone_from_there_takes_no_other_along(pair: Pair) -> None:
     pair.stage()
     pair.prefill.on(Unstage([KEYS[1]]))
-    pair.step_until(lambda: pair.prefill.schedule.num_staged_blocks == 2 * NUM_BLOCKS)
+    pair.step_until(lambda: pair.prefill.schedule.stages.num_blocks == 2 * NUM_BLOCKS)
     pair.offer()
     pair.step_until(lambda: pair.failed)
     pair.step_until(lambda: [key for keys in pair.admitted for key in keys] == KEYS[::2])

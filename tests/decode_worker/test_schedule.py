@@ -51,7 +51,7 @@ def keys(works: list[Work]) -> list[RequestKey]:
 def admit_all(schedule: DecodeSchedule) -> DecodePlan:
     plan = schedule.plan(0.0)
     for key in keys(plan.pulls):
-        assert schedule.pulled(key)
+        assert schedule.blocks.pulled(key)
     return plan
 
 
@@ -95,7 +95,7 @@ def test_who_is_dropped_leaves_its_blocks_to_others_in_the_same_plan() -> None:
     schedule.offer([first], is_batch=False)
     for work in (second, third, first):
         schedule.abort(work.request.key)
-    assert schedule.num_free_blocks == LIMITS.num_blocks - 8  # The third is under a copy.
+    assert schedule.blocks.num_free == LIMITS.num_blocks - 8  # The third is under a copy.
 
 
 def test_only_who_runs_and_is_not_planned_can_be_dropped() -> None:
@@ -127,8 +127,8 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
     schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
     schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
     plan = schedule.plan(0.0)
-    assert plan.new_prompts == [work] and plan.keep_inputs == {*keys([work])}
-    num_held = LIMITS.num_blocks - schedule.num_free_blocks
+    assert plan.new_prompts == [work] and plan.layouts.keys() == {*keys([work])}
+    num_held = LIMITS.num_blocks - schedule.blocks.num_free
     assert num_held == -(-30 // (2 * LIMITS.block_size))
     with pytest.raises(RuntimeError, match="have no KV that could go on, and can only be dropped"):
         for _ in range(6):
@@ -156,7 +156,7 @@ def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
     schedule.offer([make_work(16) for _ in range(4)], is_batch=True)
     # 17 tokens are 5 blocks: 10 of 20 are the mark
     assert len(admit_all(schedule).pulls) == 2
-    assert schedule.num_candidates == 2
+    assert len(schedule.candidates) == 2
     schedule.offer([make_work(16)], is_batch=False)
     assert len(schedule.plan(0.0).pulls) == 1, "candidate requests know no mark"
 
@@ -164,7 +164,7 @@ def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
 def test_a_batch_leaves_no_block_unused() -> None:
     schedule = DecodeSchedule(LIMITS, ahead(4, 32))
     schedule.offer([make_work(16, max_tokens=4) for _ in range(4)], is_batch=True)
-    assert len(admit_all(schedule).pulls) == 4 and schedule.num_free_blocks == 0
+    assert len(admit_all(schedule).pulls) == 4 and schedule.blocks.num_free == 0
 
 
 def test_slots_bound_admission() -> None:
@@ -176,7 +176,7 @@ def test_slots_bound_admission() -> None:
     assert len(admit_all(schedule).pulls) == 3
     assert not schedule.plan(0.0).pulls
     key = iterate(schedule).run[0]
-    schedule.ended(key)
+    schedule.blocks.ended(key)
     assert len(schedule.plan(0.0).pulls) == 1
 
 
@@ -185,7 +185,7 @@ def test_admission_leaves_what_the_running_need_soon() -> None:
     schedule = DecodeSchedule(LIMITS, ahead(1, 9))
     schedule.offer([make_work(48, max_tokens=12)], is_batch=False)
     admit_all(schedule)
-    assert schedule.num_free_blocks == 7
+    assert schedule.blocks.num_free == 7
     schedule.offer([make_work(24, max_tokens=2)], is_batch=False)
     assert not schedule.plan(0.0).pulls, "7 blocks, and none for the running one"
     other = DecodeSchedule(LIMITS, ahead(1, 9))
@@ -203,7 +203,7 @@ def test_whoever_is_alone_fits() -> None:
     admit_all(schedule)
     for _ in range(51, 60):
         assert iterate(schedule).run == keys([work])
-    schedule.ended(work.request.key)
+    schedule.blocks.ended(work.request.key)
     schedule.check_idle()
 
 
@@ -212,26 +212,26 @@ def full(policy: DecodePart, *works: Work, is_batch: bool = False) -> DecodeSche
     for number, work in enumerate(works, start=1):
         schedule.offer([work], is_batch, batch=number if is_batch else 0)
     admit_all(schedule)
-    assert schedule.num_running == len(works)
+    assert len(schedule.blocks.running) == len(works)
     return schedule
 
 
 def test_the_longest_gives_way_when_blocks_run_out() -> None:
     short, long, middle = make_work(15), make_work(31), make_work(23)
     schedule = full(NEXT_ONLY, short, long, middle)
-    assert schedule.num_free_blocks == 20 - 4 - 8 - 6
+    assert schedule.blocks.num_free == 20 - 4 - 8 - 6
     filler = make_work(7)
     schedule.offer([filler], is_batch=False)
     admit_all(schedule)
-    assert schedule.num_free_blocks == 0
+    assert schedule.blocks.num_free == 0
     plan = iterate(schedule)
     assert len(plan.run) == 4 and not plan.wants_evicted, "all blocks have a last slot"
     plan = iterate(schedule)
     assert plan.wants_evicted == keys([long])
     assert plan.run == [], "nobody has a block for one more token"
-    assert schedule.evict(long.request.key)
+    assert schedule.blocks.evict(long.request.key)
     assert schedule.plan(0.0).run == [], "its blocks are under a copy"
-    assert schedule.evicted(long.request.key)
+    assert schedule.blocks.evicted(long.request.key)
     assert sorted(iterate(schedule).run) == sorted(keys([short, middle, filler]))
     schedule.check()
 
@@ -257,7 +257,7 @@ def test_a_victim_takes_no_new_block() -> None:
     admit_all(schedule)
     for _ in range(6):
         iterate(schedule)
-    assert schedule.num_free_blocks == 0
+    assert schedule.blocks.num_free == 0
     plan = iterate(schedule)
     assert plan.wants_evicted == keys([long]) and long.request.key not in plan.run
 
@@ -267,7 +267,7 @@ def test_the_older_batch_gives_way_first() -> None:
     schedule = full(NEXT_ONLY, old, new, is_batch=True)
     schedule.offer([make_work(15)], is_batch=False, batch=2)
     admit_all(schedule)
-    assert schedule.num_free_blocks == 0
+    assert schedule.blocks.num_free == 0
     iterate(schedule)
     assert schedule.plan(0.0).wants_evicted == keys([old]), "though others are longer"
 
@@ -275,7 +275,7 @@ def test_the_older_batch_gives_way_first() -> None:
 def test_best_effort_gives_way_before_deadlines() -> None:
     best_effort = make_work(15)
     schedule = full(NEXT_ONLY, real_time(15), best_effort, real_time(47))
-    assert schedule.num_free_blocks == 0
+    assert schedule.blocks.num_free == 0
     iterate(schedule)
     assert schedule.plan(0.0).wants_evicted == keys([best_effort]), "though others are longer"
 
@@ -286,7 +286,7 @@ def test_a_victim_is_none_any_more_when_others_end() -> None:
     iterate(schedule)
     (victim,) = iterate(schedule).wants_evicted
     other = ({short.request.key, long.request.key} - {victim}).pop()
-    schedule.ended(other)
+    schedule.blocks.ended(other)
     plan = schedule.plan(0.0)
     assert plan.run == [victim] and not plan.wants_evicted
 
@@ -302,7 +302,7 @@ def test_missing_kv_is_computed_in_chunks_beside_the_others() -> None:
     plan = schedule.plan(0.0)
     assert sorted(plan.run) == sorted([ready, behind]) and not plan.chunks
     schedule.sampled(plan.run)
-    assert max(schedule.lengths()) == 52
+    assert max(request.num_tokens for request in schedule.blocks.running.values()) == 52
 
 
 # ---- orders that cross ----------------------------------------------------------------------------------------------
@@ -311,8 +311,8 @@ def test_missing_kv_is_computed_in_chunks_beside_the_others() -> None:
 def test_evict_comes_too_late_for_what_has_ended() -> None:
     work = make_work(8)
     schedule = full(NEXT_ONLY, work)
-    schedule.ended(work.request.key)
-    assert not schedule.evict(work.request.key)
+    schedule.blocks.ended(work.request.key)
+    assert not schedule.blocks.evict(work.request.key)
 
 
 def test_abort_holds_blocks_under_a_copy_until_it_is_reported() -> None:
@@ -321,14 +321,14 @@ def test_abort_holds_blocks_under_a_copy_until_it_is_reported() -> None:
     schedule.offer([work], is_batch=False)
     schedule.plan(0.0)
     assert schedule.abort(work.request.key)
-    assert schedule.num_free_blocks == 17
-    assert not schedule.pulled(work.request.key)
+    assert schedule.blocks.num_free == 17
+    assert not schedule.blocks.pulled(work.request.key)
     schedule.check_idle()
 
     schedule.offer([work], is_batch=False)
     admit_all(schedule)
-    assert schedule.evict(work.request.key) and schedule.abort(work.request.key)
-    assert not schedule.evicted(work.request.key)
+    assert schedule.blocks.evict(work.request.key) and schedule.abort(work.request.key)
+    assert not schedule.blocks.evicted(work.request.key)
     schedule.check_idle()
 
     schedule.offer([work], is_batch=False)
@@ -342,13 +342,13 @@ def test_failed_copies() -> None:
     work = make_work(8)
     schedule.offer([work], is_batch=False)
     schedule.plan(0.0)
-    schedule.pull_failed(work.request.key)
+    schedule.blocks.pull_failed(work.request.key)
     schedule.check_idle()
     schedule.offer([work], is_batch=False)
     admit_all(schedule)
-    schedule.evict(work.request.key)
+    schedule.blocks.evict(work.request.key)
     assert schedule.plan(0.0).run == []
-    assert schedule.evict_failed(work.request.key)
+    assert schedule.blocks.evict_failed(work.request.key)
     assert schedule.plan(0.0).run == keys([work])
 
 
@@ -443,7 +443,7 @@ class World:
             self.cached[key] = self.lengths[key]
             self.lengths[key] += 1
             if self.lengths[key] == self.ends_at(key):
-                self.schedule.ended(key)
+                self.schedule.blocks.ended(key)
                 self.running.remove(key)
                 self.num_finished += 1
         self.wanted = [key for key in plan.wants_evicted if key in self.running]
@@ -461,25 +461,25 @@ class World:
     def _pull_ended(self, key: RequestKey) -> None:
         self.pulling.remove(key)
         if self.rng.random() < 0.1:
-            self.schedule.pull_failed(key)
+            self.schedule.blocks.pull_failed(key)
             if key not in self.aborted:
                 self.outside.append(key)
-        elif self.schedule.pulled(key):
+        elif self.schedule.blocks.pulled(key):
             assert key not in self.aborted
             self.running.add(key)
 
     def _evict_ended(self, key: RequestKey) -> None:
         self.leaving.remove(key)
         if self.rng.random() < 0.1:
-            if self.schedule.evict_failed(key):
+            if self.schedule.blocks.evict_failed(key):
                 self.running.add(key)
-        elif self.schedule.evicted(key):
+        elif self.schedule.blocks.evicted(key):
             self.outside.append(key)
 
     def evict_wanted(self, share: float) -> bool:
         chosen = [key for key in self.wanted if self.rng.random() < share]
         for key in chosen:
-            assert self.schedule.evict(key)
+            assert self.schedule.blocks.evict(key)
             self.running.remove(key)
             self.leaving.add(key)
         self.wanted = [key for key in self.wanted if key not in chosen]
@@ -562,7 +562,7 @@ def test_earlier_batches_leave_for_one_that_runs_in_their_place() -> None:
     schedule.offer(following, is_batch=True, batch=2, replaces=True)
     assert sorted(schedule.plan(0.0).wants_evicted) == sorted(keys([first, second]))
     for key in keys([first, second]):
-        assert schedule.evict(key) and schedule.evicted(key)
+        assert schedule.blocks.evict(key) and schedule.blocks.evicted(key)
     assert not schedule.plan(0.0).wants_evicted
 
 

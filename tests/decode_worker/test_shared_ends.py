@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from alignedserve.decode_worker.block_table import BlockTable
-from alignedserve.decode_worker.end_ops import EndOps
+from alignedserve.decode_worker.end_ops import carry_out
 from alignedserve.decode_worker.plan import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import Layout, Request
 from alignedserve.instance.requests import adopt
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.sim.executor import SimEngine
@@ -176,7 +176,6 @@ class Ends:
         self.requests: dict[RequestKey, Request] = {}
         self.running: dict[RequestKey, ScheduledRequest] = {}
         self.leaving: list[RequestKey] = []
-        self.ops = EndOps(self.engine, self.requests)
 
     def act(self) -> None:
         """One of these, most often what lets requests go on."""
@@ -205,9 +204,9 @@ class Ends:
         scheduled = self.counts.starts(num_tokens, is_rt)
         ops = table.ends.ops
         num_lent = sum(isinstance(op, Lend) for op in ops)
-        request = adopt(self.engine, scheduled.work, is_reversed=not is_rt, num_lent=num_lent)
+        request = adopt(self.engine, scheduled.work, layout=Layout(not is_rt, num_lent))
         self.requests[scheduled.key], self.running[scheduled.key] = request, scheduled
-        self.ops.carry_out(ops)
+        carry_out(ops, self.engine, self.requests)
         self.engine.join(request)
 
     def all_run(self) -> None:
@@ -224,7 +223,7 @@ class Ends:
         if ops is None:
             return
         scheduled.num_tokens = num_before + is_due
-        self.ops.carry_out(ops)
+        carry_out(ops, self.engine, self.requests)
         outputs = self.engine.finish(self.engine.launch([(request, num_more)]))
         if any(output.finish_reason for output in outputs):
             self._end(key)

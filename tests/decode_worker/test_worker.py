@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.schedule import DecodeSchedule
+from alignedserve.instance.worker import Step
 from alignedserve.protocol.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
@@ -69,7 +69,7 @@ def test_aborts_at_any_time_leave_nothing_and_harm_nobody(
 def test_abort_while_kv_is_on_its_way_to_the_instance(island: Island) -> None:
     entry = island.submit(prompts()[8], greedy_params())
     turn_until(island, lambda: entry.place == "decode")
-    assert island.decode.schedule.num_candidates == 0, (
+    assert len(island.decode.schedule.candidates) == 0, (
         "its pull has started, and is picked up in the next turn"
     )
     island.abort(entry)
@@ -108,8 +108,8 @@ def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_
     failed, said = Failed(victim.key, "evict", "its deadline passed"), []
     take_messages = island.decode._take_messages
 
-    def noted(report: DecodeReport) -> list[AnyMessage]:
-        said.append(take_messages(report))
+    def noted(step: Step, duration_s: float) -> list[AnyMessage]:
+        said.append(take_messages(step, duration_s))
         return said[-1]
 
     island.decode._take_messages = noted  # type: ignore[method-assign]
@@ -196,13 +196,13 @@ def test_reports_say_what_runs(island: Island) -> None:
 def test_reports_say_how_long_those_of_a_batch_are(island: Island, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [island.submit(prompts()[number], greedy_params(40)) for number in (1, 2, 5)]
     schedule = island.decode.schedule
-    turn_until(island, lambda: schedule.num_running == len(entries))
-    running = [*schedule._block_table.running.values()]
+    turn_until(island, lambda: len(schedule.blocks.running) == len(entries))
+    running = [*schedule.blocks.running.values()]
     for request in running:
         request.batch = 7 if request.key != entries[0].key else 6
     lengths = [request.num_tokens for request in running if request.batch == 7]
     with monkeypatch.context() as patch:
-        patch.setattr(DecodeSchedule, "running_batch", property(lambda schedule: 7))
+        patch.setattr(schedule.candidates, "running_batch", 7)
         (messages, _) = island.decode.step()
     for message in messages:
         island.received(message)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import Layout, Request
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
@@ -84,7 +84,7 @@ def test_reversed_requests_get_their_tokens_beside_others(
                 prompts()[number],
                 greedy_params(),
                 0,
-                is_reversed=number % 2 == first_reversed,
+                layout=Layout(is_reversed=number % 2 == first_reversed),
             )
             assert request is not None
             engine.join(request)
@@ -99,4 +99,4 @@ def test_reversed_requests_get_their_tokens_beside_others(
 def test_an_engine_that_was_not_built_for_it_takes_no_reversed_request(directory: Path) -> None:
     engine = make_engine(directory)
     with pytest.raises(RuntimeError, match="has_reversed"):
-        engine.adopt(RequestId("r"), prompts()[2], greedy_params(), 0, is_reversed=True)
+        engine.adopt(RequestId("r"), prompts()[2], greedy_params(), 0, layout=Layout(is_reversed=True))

@@ -11,8 +11,10 @@ import torch
 
 from alignedserve.engine import build
 from alignedserve.engine.config import QUANTIZATIONS, EngineConfig
+from alignedserve.engine.request import Layout
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
+from alignedserve.types import RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
 from tests.tiny_models import prompts
 
@@ -95,7 +97,9 @@ def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     engine = make_engine(directory, attention_backend=backend, hidden_cache=True, quantization=scheme)
     requests = []
     for index, prompt in enumerate(prompts()):
-        request = engine.adopt(str(index), prompt, greedy_params(), 0, [], keeps_inputs=index % 2 == 0)  # type: ignore[arg-type]
+        request = engine.adopt(
+            RequestId(str(index)), prompt, greedy_params(), 0, layout=Layout(keeps_inputs=index % 2 == 0)
+        )
         assert request is not None
         engine.join(request)
         requests.append(request)

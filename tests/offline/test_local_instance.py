@@ -42,7 +42,7 @@ class Wake(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         worker = self._instance._worker
-        assert self.is_set() or worker._num_copies or len(worker._compiling), (
+        assert self.is_set() or len(worker.copies) or len(worker._compiling), (
             "it waits, and nothing is under way"
         )
         return super().wait(timeout)

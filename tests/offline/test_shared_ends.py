@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.decode_worker.end_ops import EndOps
+from alignedserve.decode_worker import end_ops, worker
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -51,13 +51,13 @@ def block_bytes_of(directory: Path, kv_cache_dtype: str = "auto") -> int:
 def num_ops(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an instance has done each thing with blocks that two share."""
     counts: Counter[str] = Counter()
-    plain = EndOps.carry_out
+    plain = end_ops.carry_out
 
-    def counted(self: EndOps, ops: Any) -> None:
+    def counted(ops: Any, *others: Any) -> Counter[str]:
         counts.update(type(op).__name__ for op in ops)
-        plain(self, ops)
+        return plain(ops, *others)
 
-    monkeypatch.setattr(EndOps, "carry_out", counted)
+    monkeypatch.setattr(worker, "carry_out", counted)
     return counts
 
 

@@ -64,7 +64,7 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
     params = SamplingParams(temperature=0, structured_outputs=choice)
     worker.on(Prefill([work(PATIENT, 0, params, Deadlines())]))
     deadline_s = time.monotonic() + 60
-    while not (prompt := worker._prompts.get(PATIENT)) or not prompt.request.num_computed:
+    while not (prompt := worker._requests.get(PATIENT)) or not prompt.request.num_computed:
         step()
         assert time.monotonic() < deadline_s
     now = Deadlines(is_rt=True, first_due_s=time.monotonic() + 1, tbt_s=0.1)
@@ -81,7 +81,7 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
         "gr",
         "green",
     )
-    assert grammars.num_compiled == 1 and not worker._preparation.keys
+    assert grammars.num_compiled == 1 and not worker.prompts._matchers
     worker.close()
     worker.schedule.check_idle()
     engine.check_idle()

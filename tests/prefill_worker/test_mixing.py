@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import InstanceLimits, Work
@@ -69,9 +69,9 @@ def compute(schedule: PrefillSchedule, now: float = 0.0) -> list[tuple[RequestKe
     """Copies take no time."""
     chunks = schedule.plan(now).chunks
     for each, count in chunks:
-        schedule.computed(each, count)
-        if schedule._prompts.started[each].state is PromptState.SAVING:
-            schedule.saved(each)
+        schedule.prompts.computed(each, count)
+        if schedule.prompts.started[each].state is PromptState.SAVING:
+            schedule.prompts.saved(each)
     return chunks
 
 
@@ -154,23 +154,23 @@ def test_an_objective_counts_as_long_as_its_prompt_is_computed_and_not_while_it_
     schedule = schedule_of(chunk_share=0.2, be_share=0.0)
     schedule.prefill([hurried := rt(1, ttft_s=0.5)])
     assert schedule.plan(0.0).chunks == [(key(hurried), 1)]
-    schedule.computed(key(hurried), 1)
+    schedule.prompts.computed(key(hurried), 1)
     schedule.plan(30.0)
     schedule.prefill([long := be(1500)])
     schedule.plan(60.9)
-    schedule.saved(key(hurried))
+    schedule.prompts.saved(key(hurried))
     assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s, and not of 0.5 s"
 
 
 def test_best_effort_earns_nothing_while_all_of_it_is_computed() -> None:
     schedule = schedule_of(be_share=0.5)
     schedule.prefill([first := be(16)])
-    schedule.computed(*schedule.plan(0.0).chunks[0])
-    part = schedule._policy
+    schedule.prompts.computed(*schedule.plan(0.0).chunks[0])
+    part = schedule.policy
     assert isinstance(part, AlignedPrefill)
     schedule.plan(5.0)
     assert part._slo._credit.seconds == 0.0, "it is saved, and waits for no computing"
-    schedule.saved(key(first))
+    schedule.prompts.saved(key(first))
 
 
 def test_later_chunks_are_shorter() -> None:
@@ -274,9 +274,9 @@ def test_best_effort_waits_for_a_copy_of_real_time() -> None:
     schedule = schedule_of(be_share=0.0)
     schedule.prefill([long := be(500), first := rt(150)])
     for each, count in schedule.plan(0.0).chunks:
-        schedule.computed(each, count)
+        schedule.prompts.computed(each, count)
     assert not schedule.plan(0.95).goes_on, "its KV is on its way to the pool, and 50 ms are left"
-    schedule.saved(key(first))
+    schedule.prompts.saved(key(first))
     assert schedule.plan(0.95).chunks == [(key(long), 176)]
 
 
@@ -284,7 +284,7 @@ def test_best_effort_is_computed_during_a_copy_that_real_time_has_time_for() -> 
     schedule = schedule_of(be_share=0.0)
     schedule.prefill([long := be(500), rt(150)])
     for each, count in schedule.plan(0.0).chunks:
-        schedule.computed(each, count)
+        schedule.prompts.computed(each, count)
     # a quarter of 400 ms
     assert schedule.plan(0.6).chunks == [(key(long), 80)]
 
@@ -294,8 +294,8 @@ def test_what_is_measured_corrects_the_bound() -> None:
     schedule.prefill([be(1500)])
     for _ in range(200):
         (chunk,) = schedule.plan(0.0).chunks
-        schedule.took(4 * PLAIN.iteration([(0, chunk[1])], []))
-    assert schedule.pace == pytest.approx(4.0, rel=0.01)
+        schedule.forecast.took(4 * PLAIN.iteration([(0, chunk[1])], []))
+    assert schedule.forecast.pace == pytest.approx(4.0, rel=0.01)
     # 50 ms by the model
     assert [count for _, count in schedule.plan(0.0).chunks] == [32]
 
@@ -336,17 +336,17 @@ class Run:
         self.schedule.check()
         self.num_given_up += len(plan.preempted)
         for each in plan.preempted:
-            self.schedule.preempted(each)
+            self.schedule.prompts.preempted(each)
         for work in plan.loads:
-            self.schedule.loaded(key(work))
-        before = {each: self.schedule._prompts.started[each].num_computed for each, _ in plan.chunks}
+            self.schedule.prompts.loaded(key(work))
+        before = {each: self.schedule.prompts.started[each].num_computed for each, _ in plan.chunks}
         self.now += PLAIN.iteration([(before[each], count) for each, count in plan.chunks], [])
         for each, count in plan.chunks:
             self.tokens[each] = self.tokens.get(each, 0) + count
             self.seconds[self.works[each].deadlines.is_rt] += count * PLAIN.prefill_token_s
-            self.schedule.computed(each, count)
+            self.schedule.prompts.computed(each, count)
             if before[each] + count == len(self.works[each].request.prompt):
-                self.schedule.saved(each)
+                self.schedule.prompts.saved(each)
                 self.done[each] = self.now
         return plan
 
@@ -371,7 +371,7 @@ def test_best_effort_leaves_a_slot_and_blocks_free() -> None:
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(240), be(240)])
     assert len(schedule.plan(0.0).new_prompts) == 3, "one slot of 4 is left"
-    assert schedule.num_free_blocks == 100 - 15 - 15 - 30
+    assert schedule.blocks.num_free == 100 - 15 - 15 - 30
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(496)])
     assert len(schedule.plan(0.0).new_prompts) == 2, "10 would not be left of 100"
@@ -422,11 +422,11 @@ def test_giving_up_can_be_interrupted() -> None:
     assert not plan.preempted and not plan.chunks and not plan.goes_on, "its blocks are under a copy"
     assert schedule.abort(key(victim))
     with pytest.raises(RuntimeError, match="it is ABORTED"):
-        schedule.preempted(key(victim))
-    schedule.saved(key(victim))
+        schedule.prompts.preempted(key(victim))
+    schedule.prompts.saved(key(victim))
     assert schedule.plan(0.0).new_prompts == [urgent]
     schedule.abort(key(urgent))
-    schedule.saved(key(urgent))
+    schedule.prompts.saved(key(urgent))
     schedule.check_idle()
 
 
@@ -509,7 +509,7 @@ def assert_real_time_goes_on(run: Run, plan: PrefillPlan) -> None:
 def assert_one_in_pieces(run: Run) -> None:
     in_pieces = [
         member.is_rt
-        for member in run.schedule._prompts.started.values()
+        for member in run.schedule.prompts.started.values()
         if member.has_slot and member.work.num_cached < member.num_computed
     ]
     assert in_pieces.count(True) <= 1 and in_pieces.count(False) <= 1

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import Abort, InstanceLimits, Prefill, Work
@@ -85,21 +85,21 @@ class Run:
     def step(self, now: float = 0.0) -> PrefillPlan:
         plan = self.schedule.plan(now)
         for each in plan.preempted:
-            self.schedule.preempted(each)
+            self.schedule.prompts.preempted(each)
         for each, count in plan.chunks:
-            self.schedule.computed(each, count)
+            self.schedule.prompts.computed(each, count)
             self.num_computed += count
             self.kept.computed(self.works[each], self.computed(each))
-            if self.schedule._prompts.started[each].state is PromptState.SAVING:
-                self.schedule.saved(each)
+            if self.schedule.prompts.started[each].state is PromptState.SAVING:
+                self.schedule.prompts.saved(each)
                 self.ended.add(each)
         for work in plan.loads:
-            self.schedule.loaded(key(work))
+            self.schedule.prompts.loaded(key(work))
         return plan
 
     def computed(self, each: RequestKey) -> int:
         """Its tokens that have KV, wherever that is from."""
-        prompts = self.schedule._prompts
+        prompts = self.schedule.prompts
         member = prompts.started.get(each) or prompts.waiting.get(each)
         return member.num_computed if member else len(tokens_of(self.works[each]))
 
@@ -232,7 +232,7 @@ def test_if_the_first_is_aborted_the_next_takes_its_place() -> None:
     assert run.started() == [key(works[0])]
     run.schedule.abort(key(works[0]))
     assert run.started() == [key(works[1])]
-    run.schedule.saved(key(works[0]))
+    run.schedule.prompts.saved(key(works[0]))
 
 
 def test_who_has_its_beginning_waits_for_nobody_who_computes_it_anew() -> None:

@@ -96,7 +96,7 @@ def test_a_preempted_prompt_that_is_ordered_anew_has_each_once(tiny_model: Direc
     directory, policy = tiny_model(FAMILY), Waiting(SchedulingConfig())
     with closing(Rig(directory, policy=policy)) as rig:
         rig.worker.on(Prefill([asked()]))
-        rig.step_until(lambda: rig.worker._partial_logprobs)
+        rig.step_until(lambda: rig.worker.prompts._logprobs and not rig.worker._requests)
         rig.worker.drop_orders()
         policy.may_go_on.append(True)
         news = run(rig, asked())

@@ -30,7 +30,7 @@ def keys(works: list[Work]) -> list[RequestKey]:
 def compute(schedule: PrefillSchedule) -> list[int]:
     chunks = schedule.plan(0.0).chunks
     for key, count in chunks:
-        schedule.computed(key, count)
+        schedule.prompts.computed(key, count)
     return [count for _, count in chunks]
 
 
@@ -40,7 +40,7 @@ def test_prompts_are_cut_into_chunks_in_the_order_in_which_they_came() -> None:
     schedule.prefill([first, second, third])
     assert [compute(schedule) for _ in range(5)] == [[16], [4, 12], [16], [2, 3], []]
     for work in (first, second, third):
-        schedule.saved(work.request.key)
+        schedule.prompts.saved(work.request.key)
     schedule.check_idle()
 
 
@@ -51,13 +51,13 @@ def test_blocks_are_held_until_the_kv_is_saved() -> None:
     schedule.prefill([first, second, third])
     while compute(schedule):
         pass
-    assert schedule.num_free_blocks == 0, "two prompts of 15 blocks, and no room for the third"
-    schedule.saved(second.request.key)
+    assert schedule.blocks.num_free == 0, "two prompts of 15 blocks, and no room for the third"
+    schedule.prompts.saved(second.request.key)
     assert compute(schedule) == [4]
     with pytest.raises(RuntimeError, match="saved, but it is COMPUTING"):
         schedule.prefill([other := prompt(20)])
         schedule.plan(0.0)
-        schedule.saved(other.request.key)
+        schedule.prompts.saved(other.request.key)
 
 
 def test_cached_kv_is_loaded_before_the_rest_is_computed() -> None:
@@ -67,9 +67,9 @@ def test_cached_kv_is_loaded_before_the_rest_is_computed() -> None:
     plan = schedule.plan(0.0)
     assert plan.new_prompts == [cached, plain] and plan.loads == [cached]
     assert plan.chunks == [(plain.request.key, 10)], "nobody waits for the copy"
-    schedule.computed(plain.request.key, 10)
+    schedule.prompts.computed(plain.request.key, 10)
     assert schedule.plan(0.0).chunks == []
-    assert schedule.loaded(cached.request.key)
+    assert schedule.prompts.loaded(cached.request.key)
     assert schedule.plan(0.0).chunks == [(cached.request.key, 5)]
 
 
@@ -91,8 +91,8 @@ def test_candidates_have_a_share_and_within_it_come_first() -> None:
     assert keys(plan.stages) == keys(staged[:3]), "12 of 30 blocks are for candidates, 4 each"
     assert len(plan.new_prompts) == 1, "18 for the prompts"
     for work in staged[:3]:
-        assert schedule.staged(work.request.key)
-    schedule.unstage(keys(staged[:1]))
+        assert schedule.stages.staged(work.request.key)
+    schedule.stages.unstage(staged[0].request.key)
     assert keys(schedule.plan(0.0).stages) == keys(staged[3:])
 
 
@@ -108,11 +108,11 @@ def test_a_candidate_that_waits_for_blocks_holds_new_prompts_back() -> None:
     assert not schedule.abort(third.request.key)
     schedule.prefill([fourth := prompt(57)])
     schedule.abort(first.request.key)
-    schedule.saved(first.request.key)
+    schedule.prompts.saved(first.request.key)
     plan = schedule.plan(0.0)
     assert plan.stages == [candidate] and plan.new_prompts == []
     schedule.abort(second.request.key)
-    schedule.saved(second.request.key)
+    schedule.prompts.saved(second.request.key)
     assert schedule.plan(0.0).new_prompts == [fourth]
 
 
@@ -122,18 +122,18 @@ def test_abort_holds_blocks_until_the_copy_is_reported() -> None:
     schedule.prefill([loading, computing, other := prompt(59), waiting])
     schedule.stage([staging])
     schedule.plan(0.0)
-    num_free = schedule.num_free_blocks
+    num_free = schedule.blocks.num_free
     assert schedule.abort(loading.request.key)
     assert schedule.abort(computing.request.key)
     assert schedule.abort(staging.request.key)
     assert not schedule.abort(waiting.request.key)
-    assert schedule.num_free_blocks == num_free
+    assert schedule.blocks.num_free == num_free
     assert [key for key, _ in schedule.plan(0.0).chunks] == keys([other])
-    assert not schedule.loaded(loading.request.key)
-    assert not schedule.staged(staging.request.key)
-    schedule.saved(computing.request.key)
+    assert not schedule.prompts.loaded(loading.request.key)
+    assert not schedule.stages.staged(staging.request.key)
+    schedule.prompts.saved(computing.request.key)
     schedule.abort(other.request.key)
-    schedule.saved(other.request.key)
+    schedule.prompts.saved(other.request.key)
     schedule.check_idle()
 
 
@@ -142,9 +142,10 @@ def test_unstaging_what_is_on_its_way_or_unknown() -> None:
     on_its_way, waiting = make_work(9), make_work(50)
     schedule.stage([on_its_way, waiting])
     schedule.plan(0.0)
-    schedule.unstage([*keys([on_its_way, waiting]), RequestKey(0)])
-    assert schedule.num_staged_blocks == 3
-    assert not schedule.staged(on_its_way.request.key)
+    for key in (*keys([on_its_way, waiting]), RequestKey(0)):
+        schedule.stages.unstage(key)
+    assert schedule.stages.num_blocks == 3
+    assert not schedule.stages.staged(on_its_way.request.key)
     schedule.check_idle()
 
 
@@ -207,12 +208,12 @@ def test_everyone_gets_through_and_every_plan_fits(
         schedule.check()
         assert sum(count for _, count in plan.chunks) <= max_tokens
         assert len(plan.chunks) <= max_num_seqs
-        assert schedule.num_staged_blocks <= staging_share * num_blocks
+        assert schedule.stages.num_blocks <= staging_share * num_blocks
         copying |= dict.fromkeys(keys(plan.loads), "load") | dict.fromkeys(keys(plan.stages), "stage")
         for key, count in plan.chunks:
             assert key not in copying and key not in aborted
             pending[key] -= count
-            schedule.computed(key, count)
+            schedule.prompts.computed(key, count)
             if pending[key] == 0:
                 copying[key] = "save"
         if pending and rng.random() < 0.05:
@@ -226,18 +227,18 @@ def test_everyone_gets_through_and_every_plan_fits(
         for key in [key for key in copying if rng.random() < 0.4]:
             kind = copying.pop(key)
             if kind == "load":
-                is_alive = schedule.loaded(key)
+                is_alive = schedule.prompts.loaded(key)
                 assert is_alive == (key not in aborted)
                 done += not is_alive
             elif kind == "stage":
-                assert schedule.staged(key)
+                assert schedule.stages.staged(key)
                 staged.add(key)
             else:
-                schedule.saved(key)
+                schedule.prompts.saved(key)
                 done += 1
         for key in [key for key in staged if rng.random() < 0.2]:
             staged.remove(key)
-            schedule.unstage([key])
+            schedule.stages.unstage(key)
             done += 1
         if done == expected:
             break
@@ -253,10 +254,10 @@ def test_a_small_prompt_takes_no_block_that_a_waiting_candidate_is_short_of() ->
     candidate, small = make_work(40), prompt(3)
     schedule.stage([candidate])
     schedule.prefill([small])
-    assert schedule.num_free_blocks == 5, "too few for the candidate, enough for the prompt"
+    assert schedule.blocks.num_free == 5, "too few for the candidate, enough for the prompt"
     plan = schedule.plan(0.0)
     assert plan.stages == plan.new_prompts == []
     schedule.abort(large.request.key)
-    schedule.saved(large.request.key)
+    schedule.prompts.saved(large.request.key)
     plan = schedule.plan(0.0)
     assert plan.stages == [candidate] and plan.new_prompts == [small]

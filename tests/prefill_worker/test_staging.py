@@ -113,7 +113,7 @@ def work(key: RequestKey = KEY, num_cached: int = len(LONG)) -> Work:
 
 def test_what_is_staged_can_be_pulled_and_is_gone_then(rig: Rig) -> None:
     rig.stage(KEY)
-    assert rig.worker.schedule.num_staged_blocks == NUM_BLOCKS
+    assert rig.worker.schedule.stages.num_blocks == NUM_BLOCKS
     assert rig.pull(KEY) is None
     assert np.array_equal(rig.pulled.view(NUM_BLOCKS, -1).view(torch.uint8).numpy(), rig.pool[20:39])
     rig.step_until(lambda: rig.is_empty)
@@ -125,7 +125,7 @@ def test_what_is_staged_can_be_pulled_and_is_gone_then(rig: Rig) -> None:
 def test_what_is_unstaged_can_not_be_pulled(rig: Rig) -> None:
     rig.stage(KEY, OTHER)
     rig.on(Unstage([KEY]))
-    rig.step_until(lambda: rig.worker.schedule.num_staged_blocks == NUM_BLOCKS)
+    rig.step_until(lambda: rig.worker.schedule.stages.num_blocks == NUM_BLOCKS)
     assert rig.pull(KEY) == "request 7 is not staged"
     assert rig.pull(OTHER) is None
 

@@ -36,7 +36,7 @@ def test_nobody_is_admitted_and_evicted_at_the_next_boundary(
         plan = instance.iterate()
         assert not came & {*plan.wants_evicted}
         for each in plan.wants_evicted:
-            assert instance.schedule.evict(each) and instance.schedule.evicted(each)
+            assert instance.schedule.blocks.evict(each) and instance.schedule.blocks.evicted(each)
         num_evicted += len(plan.wants_evicted)
         came = {key(work) for work in plan.new_prompts}
     assert num_evicted
@@ -66,15 +66,15 @@ def test_one_for_which_others_leave_begins_when_they_have_left(policy: str) -> N
     instance = Instance(policy, evict_ahead=4, admit_ahead=None)
     running = [make_work(236, predicted_len=400) for _ in range(12)]
     instance.runs(*running)
-    assert instance.schedule.num_free_blocks == 20
+    assert instance.schedule.blocks.num_free == 20
     deadlines = Deadlines(is_rt=True, first_due_s=0.2, tbt_s=100.0)
     instance.waits(urgent := make_work(150, 0, 0, deadlines=deadlines, predicted_len=5))
     plan = instance.schedule.plan(0.0)
     assert len(plan.wants_evicted) == 1 and not plan.new_prompts
     (leaves,) = plan.wants_evicted
-    assert instance.schedule.evict(leaves)
+    assert instance.schedule.blocks.evict(leaves)
     plan = instance.schedule.plan(0.0)
     assert not (plan.wants_evicted or plan.new_prompts), "its blocks are under a copy"
-    assert instance.schedule.evicted(leaves)
+    assert instance.schedule.blocks.evicted(leaves)
     plan = instance.schedule.plan(0.0)
     assert plan.new_prompts == [urgent] and not plan.wants_evicted

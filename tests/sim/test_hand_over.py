@@ -95,7 +95,7 @@ def test_prompts_are_not_kept_from_their_blocks() -> None:
             if prefill.is_up:
                 worker = prefill.worker
                 assert isinstance(worker, PrefillWorker)
-                held = worker.schedule.num_held_blocks + worker.schedule.num_staged_blocks
+                held = worker.schedule.blocks.num_held + worker.schedule.stages.num_blocks
                 assert held <= worker.limits.num_staging_blocks
                 most = max(most, held)
 

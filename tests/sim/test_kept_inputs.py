@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.engine.request import Layout
 from alignedserve.instance.requests import id_of
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.island import SimIsland
@@ -87,7 +88,7 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
     seconds = {}
     for keeps_inputs, num_blocks in ((False, 10), (True, 5)):
         request = executor.adopt(
-            id_of(asked.key), [1] * 160, asked.params, asked.seed, keeps_inputs=keeps_inputs
+            id_of(asked.key), [1] * 160, asked.params, asked.seed, layout=Layout(keeps_inputs=keeps_inputs)
         )
         executor.join(request)
         assert len(executor.blocks_of(request)) == num_blocks

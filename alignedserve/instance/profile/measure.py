@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request, Work
+from alignedserve.engine.request import PLAIN, Layout, Request, Work
 from alignedserve.instance.profile.grid import MARGIN, Reach, size
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.requests import coming_news, complete
@@ -204,14 +204,12 @@ class Bench:
         return time.perf_counter() - begun_s
 
     def _request(
-        self, num_prompt: int, num_computed: int, output: Sequence[int] = (), keeps_inputs: bool = False
+        self, num_prompt: int, num_computed: int, output: Sequence[int] = (), layout: Layout = PLAIN
     ) -> Request:
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
-        request = self._engine.adopt(
-            name, prompt, _PARAMS, 0, output, num_computed, keeps_inputs=keeps_inputs
-        )
+        request = self._engine.adopt(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
         if request is None:
             raise RuntimeError(
                 f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"

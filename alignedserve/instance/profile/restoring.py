@@ -1,16 +1,20 @@
 """Measures how much longer an iteration takes per token with K and V restored from kept inputs (`ops/kept_inputs.py`).
 
 Two requests of equal length decode in turn. One has KV. The other has the inputs of all tokens, and each of its
-iterations restores all their K and V. The difference is the cost of restoring.
+iterations restores all their K and V. The difference is the cost of restoring: fixed_s + token_s * tokens. The cost
+model has no term for the fixed seconds.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request
-from alignedserve.instance.profile.fit_copies import Restored, fit_restoring
+from alignedserve.engine.request import Layout, Request
+from alignedserve.instance.profile.fit_copies import LEAST_S, fit_line
 from alignedserve.instance.profile.grid import MARGIN, Reach
 from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
 from alignedserve.timing.cost import CostModel
@@ -21,6 +25,15 @@ _NUM_STEPS = 4
 MAX_ROUNDS = 5
 # The blocks of two requests, one of which needs another block after its first token.
 _LEAST_BLOCKS = 4
+# The cost of restoring a token if it is indistinguishable from zero.
+_LEAST_TOKEN_S = 1e-12
+
+
+@dataclass(frozen=True)
+class Restored:
+    num_tokens: int
+    # Extra time over the same iteration without restoring.
+    seconds: float
 
 
 def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:
@@ -41,6 +54,21 @@ def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float
         if time.perf_counter() - begun_s > budget_s:
             break
     return fit_restoring(found)
+
+
+def fit_restoring(restored: Sequence[Restored]) -> float:
+    """Returns the seconds per token, above zero. For each number of tokens the median counts, because either of the two
+    iterations may have been disturbed."""
+    by_count: dict[int, list[float]] = {}
+    for each in restored:
+        by_count.setdefault(each.num_tokens, []).append(each.seconds)
+    medians = {count: statistics.median(some) for count, some in by_count.items()}
+    longer_s = {count: seconds for count, seconds in medians.items() if seconds > LEAST_S}
+    if not longer_s:
+        return _LEAST_TOKEN_S
+    token_s = fit_line(longer_s)[1] if len(longer_s) > 1 else 0.0
+    most = max(longer_s)
+    return max(token_s or longer_s[most] / most, _LEAST_TOKEN_S)
 
 
 def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> list[int]:
@@ -78,6 +106,6 @@ class RestoringBench(Bench):
 
     def _with_inputs(self, num_tokens: int) -> Request:
         """Computes a prompt with kept inputs, so that the request then decodes."""
-        request = self._request(num_tokens, 0, keeps_inputs=True)
+        request = self._request(num_tokens, 0, layout=Layout(keeps_inputs=True))
         self._run([(request, num_tokens)])
         return request

@@ -327,17 +327,33 @@ struct TokenBlock {
   int64_t seq, first_token, first_row, num_tokens, first_head, num_heads;
 };
 
-// The tasks of attention in this step. They are the same for all layers with equally many heads and rows.
+// Keys from begin up to end: one query's own, up to its position, or those that several queries share.
+struct Segment {
+  int64_t begin, end, first_query, num_queries;
+};
+
+// A run of plan.queries with equal heads. If there are several, each is a token of another sequence, and the segments
+// say which keys they share.
+struct AttentionTask {
+  int64_t first_query, num_queries, first_segment, num_segments;
+};
+
+// The tasks of attention in this step. They are the same for all layers with equally many heads and rows, and with the
+// same blocks in common.
 struct AttentionPlan {
   int64_t num_heads, num_kv_heads;
   bool of_rows, of_kept;
+  // the group of layers with the blocks that sequences share; -1: each sequence reads all of its keys
+  int64_t shared_group;
   std::vector<TokenBlock> queries;
+  std::vector<Segment> segments;
+  std::vector<AttentionTask> tasks;
   // tokens with K and V written before any attention begins; for other sequences, their only task writes K and V
   std::vector<TokenBlock> writes;
 };
 
 // Fills in the plan's blocks.
-void make_attention_plan(const Step& step, AttentionPlan& plan);
+void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& plan);
 
 int64_t embed_chunks(const EmbedOp& op, const Step& step);
 int64_t norm_chunks(const NormOp& op, const Step& step);

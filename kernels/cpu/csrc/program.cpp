@@ -3,6 +3,7 @@
 
 #include "program.h"
 
+#include <algorithm>
 #include <deque>
 
 #include "pool.h"
@@ -11,6 +12,8 @@ namespace {
 
 struct Run {
   const Op* ops;
+  // the most tokens of a sequence
+  int64_t longest;
   // the step for ops with these rows: [0]: the step's tokens, [1]: step.rows, [2]: restored tokens
   Step steps[3];
   std::vector<PhaseSpec> phases;
@@ -31,17 +34,23 @@ struct Run {
 
   const AttentionPlan& plan(const Op& op) {
     const AttentionOp& wanted = op.attention;
+    // Rows begin at different keys if a window is shorter than a sequence.
+    const int64_t shared_group = wanted.window && wanted.window < longest ? -1 : wanted.group;
+    // If every token is an output, both kinds of steps have the same rows.
+    const bool of_rows = op.of_rows && steps[1].num_rows < steps[0].num_rows;
     for (size_t i = 0; i < num_plans; ++i)
       if (plans[i].num_heads == wanted.num_heads && plans[i].num_kv_heads == wanted.num_kv_heads &&
-          plans[i].of_rows == bool(op.of_rows) && plans[i].of_kept == bool(wanted.of_kept))
+          plans[i].of_rows == of_rows && plans[i].of_kept == bool(wanted.of_kept) &&
+          plans[i].shared_group == shared_group)
         return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
     made.num_heads = wanted.num_heads;
     made.num_kv_heads = wanted.num_kv_heads;
-    made.of_rows = op.of_rows;
+    made.of_rows = of_rows;
     made.of_kept = wanted.of_kept;
-    make_attention_plan(step(op), made);
+    made.shared_group = shared_group;
+    make_attention_plan(step_of_group(op), wanted.block_size, made);
     return made;
   }
 
@@ -86,7 +95,7 @@ struct Run {
         return int64_t(plan_of_op[i]->writes.size());
       case OpKind::Attention:
         plan_of_op[i] = &plan(op);
-        return int64_t(plan_of_op[i]->queries.size());
+        return int64_t(plan_of_op[i]->tasks.size());
     }
     return -1;
   }
@@ -156,6 +165,8 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   restored.input_rows = step->restored_rows;
   restored.adapters = nullptr;
   run.num_plans = 0;
+  run.longest = 0;
+  for (int64_t seq = 0; seq < step->num_seqs; ++seq) run.longest = std::max<int64_t>(run.longest, step->context_len[seq]);
   run.phases.resize(num_ops);
   run.plan_of_op.resize(num_ops);
   for (int i = 0; i < num_ops; ++i) {

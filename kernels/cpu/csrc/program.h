@@ -9,6 +9,10 @@ extern "C" {
 // unknown or too large.
 int32_t run_program(const Op* ops, int32_t num_ops, const Step* step);
 
+// Returns the keys that attention with these heads reads in the step, each counted for each KV head and each time. Writes
+// the number of its tasks.
+int64_t keys_read(const Step* step, int32_t num_heads, int32_t num_kv_heads, int32_t block_size, int64_t* num_tasks);
+
 // Lets Python check its mirror of the structs.
 int64_t size_of_op();
 int64_t size_of_step();

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.instance.profile.fit_copies import Copied, Restored, fit_channel, fit_restoring
+from alignedserve.instance.profile.fit_copies import Copied, fit_channel
+from alignedserve.instance.profile.restoring import Restored, fit_restoring
 from alignedserve.timing.cost import CopyChannel
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20]

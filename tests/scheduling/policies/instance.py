@@ -64,7 +64,7 @@ class Instance:
         for work in works:
             self.schedule.offer([work], is_batch=False)
             (pull,) = self.schedule.plan(now).pulls
-            assert self.schedule.pulled(key(pull))
+            assert self.schedule.blocks.pulled(key(pull))
 
     def waits(self, *works: Work) -> None:
         self.schedule.offer(works, is_batch=False)

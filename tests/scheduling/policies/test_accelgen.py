@@ -130,11 +130,11 @@ def test_a_short_prompt_begins_beside_a_long_one_that_is_cut() -> None:
 def test_who_has_slack_sits_out_and_keeps_its_kv() -> None:
     instance = Instance("accelgen")
     instance.runs(tight := decoding(0.03), *(decoding(1.0) for _ in range(30)))
-    num_free = instance.schedule.num_free_blocks
+    num_free = instance.schedule.blocks.num_free
     # 10 ms and 20 decodes
     plan = instance.iterate()
     assert len(plan.run) == 20 and plan.run[0] == key(tight)
-    assert not plan.wants_evicted and instance.schedule.num_free_blocks == num_free
+    assert not plan.wants_evicted and instance.schedule.blocks.num_free == num_free
 
 
 def test_an_urgent_prompt_displaces_decodes_that_can_wait() -> None:

@@ -114,7 +114,9 @@ def test_the_stream_with_most_slack_leaves_for_a_prompt_that_would_be_late() -> 
     instance.waits(first := prompt_due())
     assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
     assert instance.iterate(0.0).wants_evicted == [key(more_patient)], "what was named stays named"
-    assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
+    assert instance.schedule.blocks.evict(key(more_patient)) and instance.schedule.blocks.evicted(
+        key(more_patient)
+    )
     assert instance.iterate(0.0).run == [key(patient), key(first)]
 
 
@@ -150,7 +152,9 @@ def test_a_prompt_that_is_late_keeps_none_waiting_that_can_be_in_time() -> None:
     instance, (_, more_patient) = full(5.0, 9.0)
     instance.waits(prompt_due(-1.0), first := prompt_due())
     assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
-    assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
+    assert instance.schedule.blocks.evict(key(more_patient)) and instance.schedule.blocks.evicted(
+        key(more_patient)
+    )
     assert key(first) in instance.iterate(0.0).run
 
 
@@ -172,13 +176,15 @@ def test_a_stream_that_returned_stays_until_it_has_earned_its_way_again() -> Non
     instance, (patient, more_patient) = full(-0.5, 9.0)
     instance.waits(prompt_due())
     assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
-    assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
+    assert instance.schedule.blocks.evict(key(more_patient)) and instance.schedule.blocks.evicted(
+        key(more_patient)
+    )
     instance.iterate(0.0)
-    instance.schedule.ended(key(patient))
+    instance.schedule.blocks.ended(key(patient))
     back = make_work(144, NUM_TOKENS + 1, deadlines=Deadlines(True, 0.0, 9.0))
     instance.waits(back)
     (pull,) = instance.schedule.plan(0.0).pulls
-    assert pull is back and instance.schedule.pulled(key(back))
+    assert pull is back and instance.schedule.blocks.pulled(key(back))
     instance.iterate(0.0)
     instance.waits(prompt_due(num_tokens=100))
     assert not instance.iterate(0.0).wants_evicted
@@ -194,7 +200,7 @@ def test_best_effort_leaves_before_real_time_with_slack() -> None:
 
 def test_best_effort_that_is_too_little_leaves_with_real_time() -> None:
     instance, (patient, more_patient) = full(0.1, 9.0)
-    instance.schedule.ended(key(patient))
+    instance.schedule.blocks.ended(key(patient))
     instance.runs(document := job(num_tokens=70), now=-1.0)
     instance.waits(prompt_due(0.65, num_tokens=300))
     assert instance.iterate(0.0).wants_evicted == [key(document), key(more_patient)]

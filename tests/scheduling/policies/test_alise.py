@@ -113,7 +113,7 @@ def test_while_a_shorter_one_waits_blocks_are_kept_free_for_the_next() -> None:
     for mode, leaves in (("swap", True), ("recompute", False)):
         instance = Instance("alise", replace(LIMITS, num_blocks=40), preemption_mode=mode)
         instance.runs(foretold(20, 300), long := foretold(500, 250))
-        assert instance.schedule.num_free_blocks == 5
+        assert instance.schedule.blocks.num_free == 5
         assert not instance.iterate().wants_evicted
         instance.waits(foretold(10, 60))
         plan = instance.iterate()
@@ -202,21 +202,21 @@ def test_a_long_one_ends_beside_a_stream_of_shorter_ones() -> None:
 
     long = comes(41)
     for turn in range(1000):
-        while schedule.num_candidates < 3:
+        while len(schedule.candidates) < 3:
             comes(13)
         plan = instance.iterate(0.1 * turn)
         for pull in plan.pulls:
-            assert schedule.pulled(key(pull))
+            assert schedule.blocks.pulled(key(pull))
             num_visits += key(pull) == long
         for each in plan.run:
             num_left[each] -= 1
             if not num_left[each]:
-                schedule.ended(each)
+                schedule.blocks.ended(each)
         if not num_left[long]:
             break
         for each in plan.wants_evicted:
-            if schedule.evict(each):
-                assert schedule.evicted(each)
+            if schedule.blocks.evict(each):
+                assert schedule.blocks.evicted(each)
                 length = 41 if each == long else 13
                 comes(length, length - num_left[each], each)
     assert not num_left[long] and num_visits <= 4

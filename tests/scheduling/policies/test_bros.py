@@ -171,7 +171,7 @@ def test_best_effort_that_finds_no_block_sits_out_while_real_time_is_there() -> 
     for _ in range(3):
         plan = instance.iterate()
         assert plan.run == keys(chat) and not plan.wants_evicted
-    instance.schedule.ended(key(chat))
+    instance.schedule.blocks.ended(key(chat))
     plan = instance.iterate()
     assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, 13, 16)]
 
@@ -200,7 +200,7 @@ def test_best_effort_leaves_when_host_memory_has_no_room() -> None:
     instance.waits(chat := prompt(40, first_due_s=1.0))
     plan = instance.iterate()
     assert not plan.new_prompts and plan.wants_evicted == keys(small)
-    assert instance.schedule.evict(key(small)) and instance.schedule.evicted(key(small))
+    assert instance.schedule.blocks.evict(key(small)) and instance.schedule.blocks.evicted(key(small))
     assert instance.iterate().new_prompts == [chat]
 
 

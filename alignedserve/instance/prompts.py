@@ -1,73 +1,90 @@
-"""The state of prompts on a colocated instance, except for their blocks, until the first token is sent.
+"""The state of an instance's prompts, except for their blocks, until the first token is sent.
 
-A grammar is compiled before the schedule gets the prompt (`instance/preparation.py`). Prompts with the same prefix
-share KV (`instance/prefix_cache.py`). The log-probabilities of a prompt are collected chunk by chunk and sent with its
-first token.
+A prompt is checked and its grammar is compiled before the schedule gets it. Prompts with the same prefix share KV
+(`prefix_cache.py`). The log-probabilities of a prompt are collected chunk by chunk and sent with its first token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import PLAIN, Layout, Request, check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
-from alignedserve.instance.preparation import Preparation
-from alignedserve.instance.requests import adopt, key_of, plain
+from alignedserve.instance.requests import adopt, complete, key_of, plain
 from alignedserve.protocol.messages import NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import pack
-from alignedserve.types import RequestKey
+from alignedserve.text.grammar import Matcher
+from alignedserve.types import InvalidRequest, RequestKey
 
 
 class Prompts:
     def __init__(
-        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, shares_blocks: bool = False
+        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, rt_only: bool = False
     ) -> None:
-        """`shares_blocks`: BE fills its blocks from the last slot down, and no other prompt uses its KV."""
+        """`rt_only`: no other prompt uses KV of BE."""
         self._engine = engine
-        self.preparation = Preparation(engine, compiling)
-        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only=shares_blocks)
-        self._shares_blocks = shares_blocks
+        self._compiling = compiling
+        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only)
+        # Grammars of prompts that have not started yet.
+        self._matchers: dict[RequestKey, Matcher] = {}
         # Block hashes and counts of started prompts, until they leave.
         self._prefixes: dict[RequestKey, HashedPrefix] = {}
+        # Log-probabilities so far, also of prompts that were preempted and wait again.
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         # Started prompts that have not yielded a token here yet.
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
-        return len(self.preparation) + len(self._prefixes)
+        return len(self._matchers) + len(self._prefixes)
 
     @property
     def are_computed(self) -> bool:
         return bool(self._computing)
 
+    # ---- prompts that have not started -------------------------------------------------------------------------------
+
+    def prepare(self, work: Work, then: Callable[[], None]) -> NewTokens | None:
+        """Calls `then` when the prompt may start. If it can't be run, returns the report that says so."""
+        wanted, engine = work.request, self._engine
+        try:
+            check_request(
+                wanted.prompt, wanted.params, engine.vocabulary, engine.max_model_len, wanted.pooling
+            )
+        except InvalidRequest as error:
+            return NewTokens(wanted.key, len(work.output), [], finish_reason="error", error=str(error))
+        if (structure := wanted.params.structured_outputs) is not None:
+            matcher = self._matchers[wanted.key] = engine.grammars.matcher(structure)
+            self._compiling.begin(wanted.key, matcher)
+        self._compiling.when_ready(wanted.key, then)
+        return None
+
     def forget(self, key: RequestKey) -> None:
         """Forgets a request that will not start. Safe to repeat."""
-        self.preparation.forget(key)
+        self._compiling.drop(key)
+        self._matchers.pop(key, None)
+        self._logprobs.pop(key, None)
         self.prefix_cache.forget(key)
 
     def forget_waiting(self) -> None:
-        for key in self.preparation.keys:
+        for key in [*self._matchers, *(self._logprobs.keys() - self._prefixes.keys())]:
             self.forget(key)
         self.prefix_cache.forget_waiting()
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work, num_lent: int = 0, keeps_inputs: bool = False) -> Request:
-        """Starts the prompt and returns the engine's request. `num_lent` and `keeps_inputs`: see `Engine.adopt`."""
+    def start(self, work: Work, layout: Layout = PLAIN) -> Request:
+        """Starts the prompt and returns the engine's request."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not keeps_inputs)
-        matcher, is_reversed = self.preparation.take(key), self.is_reversed(work)
-        request = adopt(self._engine, work, matcher, prefix.num_found, is_reversed, num_lent, keeps_inputs)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not layout.keeps_inputs)
+        matcher = self._matchers.pop(key, None)
+        request = adopt(self._engine, work, matcher, prefix.num_found, layout)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
-            self._logprobs[key] = []
+            self._logprobs.setdefault(key, [])
         return request
-
-    def is_reversed(self, work: Work) -> bool:
-        return self._shares_blocks and not work.deadlines.is_rt
 
     def num_found(self, key: RequestKey) -> int:
         """Returns the number of the prompt's tokens with KV from earlier prompts."""
@@ -81,7 +98,8 @@ class Prompts:
                 self.prefix_cache.computed(request, prefix)
 
     def take_output(self, output: TokenOutput, news: NewTokens | None) -> None:
-        """Takes a request's output of one iteration, and the report of its token if it yielded one."""
+        """Takes a request's output of one iteration, and completes the report of its token. An output without a report
+        only has log-probabilities of the prompt."""
         key = key_of(output.request_id)
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
@@ -90,6 +108,7 @@ class Prompts:
             self.prefix_cache.spoilt(prefix)
         if news is None:
             return
+        complete(news, output)
         self._computing.discard(key)
         if prefix and not news.first:
             news.num_reused = prefix.num_found
@@ -106,6 +125,14 @@ class Prompts:
         """Shares the KV of a request that has completed."""
         if prefix := self._prefixes.get(key_of(request.request_id)):
             self.prefix_cache.ended(request, prefix)
+
+    def preempted(self, request: Request) -> None:
+        """Keeps the grammar and the log-probabilities of a prompt that waits again."""
+        key = key_of(request.request_id)
+        if request.matcher is not None:
+            self._matchers[key] = request.matcher
+        self._computing.discard(key)
+        del self._prefixes[key]
 
     def left(self, key: RequestKey) -> None:
         """Forgets a request that holds no blocks any more. Safe to repeat."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from alignedserve.instance.stopwatch import Stopwatch
+from alignedserve.instance.iteration_times import Stopwatch
 
 
 class Clock:
