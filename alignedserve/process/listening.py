@@ -22,7 +22,7 @@ ASK_S = 10.0
 MAX_HEIRS = 64
 
 
-class Listener(socket.socket):
+class ListeningSocket(socket.socket):
     """asyncio uses one number both for the length of the queue and for the connections that it accepts in one turn.
     This class sets the first."""
 
@@ -32,7 +32,7 @@ class Listener(socket.socket):
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a socket that is bound to this address but not listening. Raises OSError, which names the address."""
-    sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock = ListeningSocket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted connections inherit this. asyncio sets it only on listeners that it creates. Without it, a token
@@ -71,7 +71,7 @@ def ask_for_listener(path: str, timeout_s: float = ASK_S) -> socket.socket:
     if not descriptors:
         raise ConnectionError(f"{path}: no socket to listen at was given")
     os.set_inheritable(descriptors[0], False)
-    return Listener(fileno=descriptors[0])
+    return ListeningSocket(fileno=descriptors[0])
 
 
 def give(listener: socket.socket, to: socket.socket) -> None:

@@ -128,7 +128,7 @@ class CudaCopier:
         self._address = address
         self._pitch = pitch or self._cache.shape[1]
         self._streams = {direction: cuda.new_stream(blocks.device) for direction in DIRECTIONS}
-        self._copies = cuda.Copies()
+        self._copies = cuda.DriverCopies()
 
     def mark(self) -> torch.cuda.Event:
         return cuda.record(torch.cuda.current_stream(self._cache.device))

@@ -61,7 +61,7 @@ class _BatchAttributes(ctypes.Structure):
     )
 
 
-class Copies:
+class DriverCopies:
     """Queues any number of copies between addresses, in any direction, without holding the GIL.
 
     One call queues all of them if the driver can do that (12.8); otherwise one call each. The calling thread must have

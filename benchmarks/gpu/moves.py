@@ -24,7 +24,7 @@ from alignedserve.engine.build import BuiltEngine
 from alignedserve.kvpool.segment import DIRECTORY, Segment
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome
-from alignedserve.transport.cuda import Copies
+from alignedserve.transport.cuda import DriverCopies
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestId, RequestKey
@@ -60,7 +60,7 @@ def scattered(num_blocks: int, seed: int) -> Pairs:
 def run(bench: Bench) -> None:
     for mib, form in FORMATS.items():
         bench.case(f"{mib} MiB blocks", plain, bench, form)
-    if bench.is_cuda and Copies.can_batch:
+    if bench.is_cuda and DriverCopies.can_batch:
         bench.case("2 MiB blocks, one call each", one_by_one, bench, FORMATS[2])
     lengths = [bench.pick(1024, 64)] * bench.pick(32, 2)
     for model in bench.models("llama-3.1-8b"):
@@ -69,11 +69,11 @@ def run(bench: Bench) -> None:
 
 
 def one_by_one(bench: Bench, form: BlockFormat) -> Row:
-    Copies.can_batch = False
+    DriverCopies.can_batch = False
     try:
         return plain(bench, form)
     finally:
-        Copies.can_batch = True
+        DriverCopies.can_batch = True
 
 
 def plain(bench: Bench, form: BlockFormat) -> Row:

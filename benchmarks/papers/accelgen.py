@@ -13,7 +13,7 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.accelgen import Accelgen, AccelgenColocated, Prompts
+from alignedserve.scheduling.policies.accelgen import Accelgen, AccelgenColocated, ChunkedPrompts
 from alignedserve.scheduling.policies.base import DecodePart, RouterPart
 from alignedserve.scheduling.policies.sarathi import Sarathi
 from alignedserve.scheduling.remaining_time import RemainingTime
@@ -99,7 +99,7 @@ class WithoutChunkPart(AccelgenColocated):
 class WithoutBatchPart(AccelgenColocated):
     """Prompts begin in order, not by what fits best."""
 
-    def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
+    def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: ChunkedPrompts) -> None:
         for request in waiting:
             is_prompt = not request.num_pooled
             if (is_prompt and prompts.num_left <= 0) or not decoding.has_room(at, request, self.config):

@@ -50,7 +50,7 @@ def test_blocks_go_to_pinned_memory_and_back_after_what_was_computed_before() ->
 def test_both_directions_at_once_in_one_call_or_many(
     can_batch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda.Copies, "can_batch", can_batch)
+    monkeypatch.setattr(cuda.DriverCopies, "can_batch", can_batch)
     num_blocks = 2 * GROUP_BYTES // MIB
     cache = torch.randint(0, 1 << 30, (num_blocks, MIB // 4), dtype=torch.int32, device="cuda")
     noise = np.random.default_rng(0).integers(0, 256, (num_blocks, MIB), dtype=np.uint8)

@@ -10,7 +10,7 @@ import torch
 
 from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.quantised import awq, gptq, mxfp4, packed, plain
-from alignedserve.models.quantised.layout import Layout, StoredTensor
+from alignedserve.models.quantised.layout import StoredTensor, TensorLayout
 from alignedserve.ops.quantise import FP8, FP8_DTYPE, MXFP4, QuantisedWeight
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "take_layer",
 ]
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, TensorLayout] = {
     "awq": awq,
     "gptq": gptq,
     "inverse": plain.Inverse,
@@ -121,7 +121,7 @@ def _of_experts(layer: str, shape: tuple[int, int, int]) -> Iterable[tuple[str, 
         raise ValueError(f"{layer}: {error}") from None
 
 
-def _layout(config: QuantisedConfig) -> Layout:
+def _layout(config: QuantisedConfig) -> TensorLayout:
     if config.layout not in LAYOUTS:
         raise ValueError(f"layout={config.layout!r}: known are {', '.join(sorted(LAYOUTS))}")
     return LAYOUTS[config.layout]

@@ -25,7 +25,7 @@ class StoredTensor:
     is_optional: bool = False
 
 
-class Layout(Protocol):
+class TensorLayout(Protocol):
     def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
         """Returns the tensors of a layer [out, in], by the suffix of their names. Raises ValueError if the layer can't
         be stored in this layout."""

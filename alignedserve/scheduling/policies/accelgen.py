@@ -147,12 +147,12 @@ class AccelgenColocated(AccelgenDecode):
         num_least = at.limits.block_size if urgent or not lengths else 0
         num_before = begun[0].num_tokens - begun[0].num_pending if begun else 0
         within = tokens_within(at, self._estimate, lengths, bound_s, num_least, num_before)
-        prompts = Prompts(at, within)
+        prompts = ChunkedPrompts(at, within)
         for request in begun:
             prompts.compute(request)
         self._begin(at, waiting, prompts)
 
-    def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
+    def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: ChunkedPrompts) -> None:
         """Begins urgent requests in order, and then those that fit best (algorithm 2)."""
         while waiting := [each for each in waiting if each.num_pooled or prompts.num_left > 0]:
             first, now = waiting[0], at.now
@@ -177,7 +177,7 @@ class AccelgenColocated(AccelgenDecode):
                 prompts.compute(chosen)
 
 
-class Prompts:
+class ChunkedPrompts:
     """The prompts that an iteration computes."""
 
     def __init__(self, at: DecodeBoundary, num_tokens: int) -> None:

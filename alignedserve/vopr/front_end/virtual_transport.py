@@ -31,7 +31,7 @@ class VirtualSocket:
         return self._name
 
 
-class Connection(Protocol):
+class EndsConnection(Protocol):
     """The connection that a transport is one end of."""
 
     @property
@@ -54,7 +54,7 @@ class VirtualTransport(_FlowControlMixin):
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
 
-    def __init__(self, connection: Connection, name: tuple[str, int], peer: tuple[str, int]) -> None:
+    def __init__(self, connection: EndsConnection, name: tuple[str, int], peer: tuple[str, int]) -> None:
         sock = VirtualSocket(name)
         super().__init__({"socket": sock, "sockname": name, "peername": peer}, connection.loop)
         self._out: Way

@@ -16,11 +16,11 @@ class End:
         self.error = error
 
 
-class Writer(Protocol):
+class WayWriter(Protocol):
     def room_is_free(self) -> None: ...
 
 
-class Reader(Protocol):
+class WayReader(Protocol):
     def arrived(self, piece: bytes | End) -> None: ...
 
 
@@ -29,8 +29,8 @@ class Way:
 
     def __init__(self, clock: Clock, latency: Callable[[], float], piece_bytes: Callable[[], int]) -> None:
         """`latency` returns the seconds that the next piece takes, and `piece_bytes` its most bytes."""
-        self.writer: Writer
-        self.reader: Reader
+        self.writer: WayWriter
+        self.reader: WayReader
         # The bytes in the window.
         self.num_under_way = 0
         # No piece arrives before this time.
