@@ -7,7 +7,8 @@ An admitted request is in one state at a time:
     a prompt without any KV is running at once
 
 Abort removes a request in any state. Blocks under a copy are held until the copy is reported, even if the request was
-aborted. A method that reports an outcome returns False if the request was aborted meanwhile; the request is then gone.
+aborted. A method that reports an outcome returns False or None if the request was aborted meanwhile. The request is
+then gone.
 """
 
 from __future__ import annotations

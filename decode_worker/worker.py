@@ -73,7 +73,7 @@ class DecodeWorker(Worker):
         self._last_messages: dict[RequestKey, Gone | None] = {}
         # These are sent before the next report, which may name the same requests for eviction again.
         self._failed_evictions: list[AnyMessage] = []
-        self._report = DecodeReport()
+        self._report = DecodeReport.empty()
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class DecodeWorker(Worker):
         for key in list(self._requests):
             self._abort(key, None)
         self._failed_evictions.clear()
-        self._report, self._last_levels = DecodeReport(), ()
+        self._report, self._last_levels = DecodeReport.empty(), ()
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 

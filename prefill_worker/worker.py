@@ -88,7 +88,7 @@ class PrefillWorker(Worker):
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self.copies, self)
-        self._report = PrefillReport()
+        self._report = PrefillReport.empty()
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,12 @@ class PrefillWorker(Worker):
             self.transfers.completions.run(DRAIN_STEP_S)
 
     def _drop_rest(self) -> None:
-        self._report = PrefillReport()
+        self._report = PrefillReport.empty()
+
+    def check_idle(self) -> None:
+        super().check_idle()
+        if num_left := len(self._staging):
+            raise RuntimeError(f"idle, but {num_left} requests are staged, or on their way to it")
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 

@@ -224,10 +224,10 @@ class Worker(ABC):
         """Returns whether the next report says anything: something has happened, or these counts have changed."""
         report, last, self._last_levels = self._report, self._last_levels, levels
         report.num_asked, report.num_found = self.prompts.prefix_cache.take_counts()
-        return report != type(report)() or levels != last
+        return report != report.empty() or levels != last
 
     def _take_report(self, duration_s: float) -> AnyMessage:
-        report, self._report = self._report, type(self._report)()
+        report, self._report = self._report, self._report.empty()
         report.num_free_blocks, report.duration_s = self.schedule.blocks.num_free, duration_s
         report.pace, report.moved = self.schedule.forecast.pace, self.copies.take_moved()
         return report

@@ -487,15 +487,15 @@ class Moved(Message):
 class PrefillReport(Message):
     """The events of one iteration of a prefill instance."""
 
-    news: list[NewTokens] = []
+    news: list[NewTokens]
     # Requests with all of their KV in the pool, and the number of their tokens.
-    saved: list[tuple[RequestKey, int]] = []
+    saved: list[tuple[RequestKey, int]]
     # Requests with KV in the staging buffer.
-    staged: list[RequestKey] = []
+    staged: list[RequestKey]
     # (request, number of computed tokens, number of those with KV reused from earlier prompts) for requests with an
     # unfinished prompt.
-    progress: list[tuple[RequestKey, int, int]] = []
-    num_free_blocks: int = 0
+    progress: list[tuple[RequestKey, int, int]]
+    num_free_blocks: int
     duration_s: float = 0.0
     # The copies since the last report.
     moved: list[Moved] = []
@@ -509,6 +509,10 @@ class PrefillReport(Message):
     # Real-time requests with a prompt that was just computed. Decode instances may pull their KV from where it is,
     # while it is copied to the pool. It is held until one has pulled it, or Unstage arrives.
     held: list[RequestKey] = []
+
+    @classmethod
+    def empty(cls) -> PrefillReport:
+        return cls([], [], [], [], 0)
 
 
 class FailedPull(Message):
@@ -524,17 +528,17 @@ class DecodeReport(Message):
     """The events of one iteration of a decode instance. It is also sent, without tokens, when any other field
     changes."""
 
-    news: list[NewTokens] = []
-    admitted: list[RequestKey] = []
+    news: list[NewTokens]
+    admitted: list[RequestKey]
     # Requests for which the instance asks for Evict orders. They may stand still until these arrive.
-    wants_evicted: list[RequestKey] = []
+    wants_evicted: list[RequestKey]
     # (request, number of tokens with KV in the pool now).
-    evicted: list[tuple[RequestKey, int]] = []
-    num_free_blocks: int = 0
-    num_running: int = 0
+    evicted: list[tuple[RequestKey, int]]
+    num_free_blocks: int
+    num_running: int
     # Lengths of all running requests, in tokens.
-    max_length: int = 0
-    sum_lengths: int = 0
+    max_length: int
+    sum_lengths: int
     duration_s: float = 0.0
     min_length: int = 0
     # The copies since the last report.
@@ -567,6 +571,10 @@ class DecodeReport(Message):
     # The ratio of measured to predicted time of the last iteration.
     overrun: float = 1.0
     failed_pulls: list[FailedPull] = []
+
+    @classmethod
+    def empty(cls) -> DecodeReport:
+        return cls([], [], [], [], 0, 0, 0, 0)
 
 
 class Gone(Message):
