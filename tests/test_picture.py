@@ -98,4 +98,6 @@ def named(path: Path) -> set[str]:
 def made(path: Path) -> set[str]:
     """Those of them that are constructed. In a `case` they are patterns, and no calls."""
     calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    return {func.id for func in calls if isinstance(func, ast.Name)} & named(path)
+    # such as Report() and Report.empty()
+    makers = [func.value if isinstance(func, ast.Attribute) else func for func in calls]
+    return {maker.id for maker in makers if isinstance(maker, ast.Name)} & named(path)
