@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = Record.at(args.out / "papers.json")
     if not args.page_only:
         size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
-        todo = [each for each in tasks(papers, size) if not (args.goes_on and record.has(each))]
+        todo = [each for each in tasks(papers, size, args.claim) if not (args.goes_on and record.has(each))]
         if todo:
             record.begin(describe(args.out))
             _measure(todo, args.processes, record)
@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--paper", action="append", choices=list(PAPERS), help="may be given several times [default: all]"
+    )
+    parser.add_argument(
+        "--claim", action="append", help="only runs that measure this claim; may be given several times"
     )
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="skip what OUT already has")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
