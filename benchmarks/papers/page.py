@@ -87,7 +87,7 @@ def _section(name: str, findings: Sequence[Finding]) -> str:
     by_how: dict[str, list[str]] = {}
     for each in some:
         if each.how:
-            by_how.setdefault(each.how, []).append(f"{each.text} ({each.setup})")
+            by_how.setdefault(each.how, []).append(f"{each.text} ({each.setup}{_size(each)})")
     for how, names in by_how.items():
         lines += [f"- {how}.", *(f"  - {name}" for name in names)]
     return "\n".join([*lines, ""])
@@ -97,6 +97,15 @@ def _missing(name: str, found: Collection[str]) -> list[str]:
     """Returns the texts of claims without numbers."""
     claims = [claim for experiment in PAPERS[name].experiments for claim in experiment.claims]
     return [claim.text for claim in claims if claim.name not in found]
+
+
+def _size(finding: Finding) -> str:
+    """Says how much was measured; nothing for a finding of an earlier record, whose numbers are not known."""
+    num_seeds = len(next(iter(finding.numbers.values()), []))
+    if not num_seeds:
+        return ""
+    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    return f"; ours: {seeds}, with --quick" if finding.is_quick else f"; ours: {seeds}"
 
 
 def _spread(finding: Finding) -> str:
