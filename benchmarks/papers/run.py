@@ -71,7 +71,7 @@ def tasks(papers: Sequence[str], size: Size, claims: Collection[str] | None = No
     ]
     if not found:
         known = (claim.name for name in papers for each in PAPERS[name].experiments for claim in each.claims)
-        raise ValueError(f"{claims}: no claim of these papers. They are {', '.join(known)}")
+        raise ValueError(f"--claim {', '.join(claims or ())}: must be one of {', '.join(known)}")
     return sorted(found, key=lambda task: task.experiment.is_timed)
 
 
