@@ -383,8 +383,8 @@ BECAUSE = {
         "With far more, all are late.",
     ),
     "jct": short_of(
-        "All waiting requests are late, so the order of their remaining times is about that of arrival. Requests that "
-        "have not ended count with the time so far."
+        "All waiting requests are late, and long prompts go first among them, so fewer requests end. Those that have "
+        "not ended count with the time so far."
     ),
     "ablations": short_of(
         LATE
