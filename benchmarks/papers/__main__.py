@@ -24,16 +24,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
     papers = args.paper or list(PAPERS)
+    try:
+        wanted = tasks(papers, Size(args.quick, args.azure_trace, args.answers, args.seeds), args.claim)
+    except ValueError as error:
+        parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record.at(args.out / "papers.json")
-    if not args.page_only:
-        size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
-        todo = [each for each in tasks(papers, size) if not (args.goes_on and record.has(each))]
-        if todo:
-            record.begin(describe(args.out))
-            _measure(todo, args.processes, record)
+    todo = [] if args.page_only else [each for each in wanted if not (args.goes_on and record.has(each))]
+    if todo:
+        record.begin(describe(args.out))
+        _measure(todo, args.processes, record)
     findings = record.findings()
     print(page.terminal([each for each in findings if each.paper in papers]))
     page.write(findings, record.runs, args.out)
@@ -92,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--paper", action="append", choices=list(PAPERS), help="may be given several times [default: all]"
+    )
+    parser.add_argument(
+        "--claim", action="append", help="only runs that measure this claim; may be given several times"
     )
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="skip what OUT already has")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")

@@ -49,6 +49,8 @@ class Finding:
     reason: str
     # Maps each number to its value for every seed.
     numbers: Mapping[str, Sequence[float]]
+    # Whether it was measured with --quick.
+    is_quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def names_of(claim: Claim) -> set[str]:
     return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
 
 
-def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers]) -> Finding:
+def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False) -> Finding:
     """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}
     middle = {name: median(values) for name, values in numbers.items()}
@@ -116,4 +118,5 @@ def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers]) -> Finding:
         verdict,
         reason.format(**middle),
         numbers,
+        is_quick,
     )

@@ -1,4 +1,4 @@
-"""The papers' machines, as far as a profile is published: OPT-13B on A100, by DistServe's fits.
+"""The papers' machines, as far as a profile is published: OPT-13B and OPT-66B on A100, by DistServe's fits.
 
 Memory is that of the paper's machine, since it decides how many requests can run at once. The cost per token is that of
 an A100 80 GB, even if the paper used another device. Only AccelGen's machine is slower, as measured there.
@@ -18,16 +18,16 @@ from alignedserve.timing.cost_presets import load_cost_model
 
 # Without deadlines: no policy hurries, and nothing is judged.
 NEVER = Objectives(inf, inf)
-ONE_GPU, TWO_GPUS = "opt-13b/a100-80gb", "opt-13b/a100-80gb-tp2"
+ONE_GPU, TWO_GPUS, LARGE_MODEL = "opt-13b/a100-80gb", "opt-13b/a100-80gb-tp2", "opt-66b/a100-80gb-tp4"
 FITS = "DistServe's published fits of OPT-13B on A100"
-# Bytes of OPT-13B's weights, and the share of GPU memory that vLLM uses by default.
-_WEIGHTS, _USED = 26e9, 0.9
+# Bytes of the weights, and the share of GPU memory that vLLM uses by default.
+_WEIGHTS, _USED = {ONE_GPU: 26e9, TWO_GPUS: 26e9, LARGE_MODEL: 132e9}, 0.9
 
 
 def with_memory(name: str, num_gpus: int, gpu_bytes: float) -> CostModel:
     """Returns a cost model in which KV fills the memory that weights leave on `num_gpus` GPUs."""
     cost = load_cost_model(name)
-    kv_bytes = _USED * num_gpus * gpu_bytes - _WEIGHTS
+    kv_bytes = _USED * num_gpus * gpu_bytes - _WEIGHTS[name]
     return replace(cost, num_kv_tokens=int(kv_bytes / cost.kv_bytes_per_token))
 
 

@@ -42,10 +42,13 @@ Some workloads and baselines differ from those of earlier records, because they 
 - ALISE: a gain of "up to" is the most over several rates, as in the paper, and no longer that at one rate.
 - BROS: rates are 3, 6 and 9/s in place of 5 and 10. At 10/s, real time alone fills the machine and leaves best effort
   nothing. Blocks are shared from both ends, as in the paper. Without that, no request takes the blocks of another.
+  Traces take ten minutes, as in the paper.
 - AccelGen: objectives of 140 to 230 ms bound nothing while iterations took 30 ms. Now iterations take longer and have
   more tokens, about as in the paper's figures 3 and 4. Windows of jobs are measured. Sarathi-Serve's chunks are fixed.
-- Apt-Serve: prompts of LongBench vary more, as the paper says. They are short enough for Sarathi-Serve at 1.5/s.
-- AlignedServe: iterations wait for the KV of requests that join (3.4), and batches may mix (case 2 of algorithm 2).
+- Apt-Serve: prompts of LongBench vary more, as the paper says. They are short enough for Sarathi-Serve at 1.5/s. Rates
+  are those of OPT-13B and OPT-66B, because the paper gives means over models. The larger model leaves less memory.
+- AlignedServe: iterations wait for the KV of requests that join (3.4). Batches mix by the paper's three cases, with the
+  memory of its model: the old batch leaves first, and the next one joins only when the pool has no similar requests.
 """
 
 
@@ -87,7 +90,7 @@ def _section(name: str, findings: Sequence[Finding]) -> str:
     by_how: dict[str, list[str]] = {}
     for each in some:
         if each.how:
-            by_how.setdefault(each.how, []).append(f"{each.text} ({each.setup})")
+            by_how.setdefault(each.how, []).append(f"{each.text} ({each.setup}{_size(each)})")
     for how, names in by_how.items():
         lines += [f"- {how}.", *(f"  - {name}" for name in names)]
     return "\n".join([*lines, ""])
@@ -97,6 +100,15 @@ def _missing(name: str, found: Collection[str]) -> list[str]:
     """Returns the texts of claims without numbers."""
     claims = [claim for experiment in PAPERS[name].experiments for claim in experiment.claims]
     return [claim.text for claim in claims if claim.name not in found]
+
+
+def _size(finding: Finding) -> str:
+    """Says how much was measured; nothing for a finding of an earlier record, whose numbers are not known."""
+    num_seeds = len(next(iter(finding.numbers.values()), []))
+    if not num_seeds:
+        return ""
+    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    return f"; ours: {seeds}, with --quick" if finding.is_quick else f"; ours: {seeds}"
 
 
 def _spread(finding: Finding) -> str:

@@ -76,7 +76,7 @@ class Record:
     def _finding(self, paper: str, claim: Claim) -> Finding | None:
         found = self.measured.get(paper, {}).get(claim.name)
         if found and names_of(claim) <= found["seeds"][0].keys():
-            return finding(paper, claim, found["seeds"])
+            return finding(paper, claim, found["seeds"], "--quick" in self.runs[found["run"]]["command"])
         older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
         if not older:
             return None

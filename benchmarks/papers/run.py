@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -59,14 +59,19 @@ def work(task: Task) -> Done:
     return Done(task, dict(found), time.monotonic() - begun_s, time.process_time() - begun_cpu_s)
 
 
-def tasks(papers: Sequence[str], size: Size) -> list[Task]:
-    """Tasks that measure elapsed time come last."""
+def tasks(papers: Sequence[str], size: Size, claims: Collection[str] | None = None) -> list[Task]:
+    """Tasks that measure elapsed time come last. With `claims`, there are only those that measure one of them. Raises
+    ValueError if there is none."""
     found = [
         Task(name, index, seed, size)
         for name in papers
         for index, experiment in enumerate(PAPERS[name].experiments)
+        if claims is None or any(claim.name in claims for claim in experiment.claims)
         for seed in range(1 if experiment.is_timed else size.num_seeds)
     ]
+    if not found:
+        known = (claim.name for name in papers for each in PAPERS[name].experiments for claim in each.claims)
+        raise ValueError(f"--claim {', '.join(claims or ())}: must be one of {', '.join(known)}")
     return sorted(found, key=lambda task: task.experiment.is_timed)
 
 

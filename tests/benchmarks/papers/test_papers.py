@@ -64,6 +64,14 @@ def test_the_verdict_is_that_of_the_seeds_median() -> None:
     assert finding("alise", CLAIM, [{"ratio": 9.0}]).verdict is Verdict.REPRODUCED
 
 
+def test_single_claims_are_measured_with_those_of_the_same_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (task,) = tasks(["bros"], Size(seeds=1), ["be-lmsys"])
+    assert "packing-lmsys" in [claim.name for claim in task.experiment.claims]
+    with pytest.raises(SystemExit):
+        main(["--paper", "bros", "--claim", "bursts"])
+    assert "--claim bursts: must be one of packing-sharegpt, " in capsys.readouterr().err
+
+
 def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
     todo = tasks(list(PAPERS), Size())
     is_timed = [task.experiment.is_timed for task in todo]
@@ -218,6 +226,16 @@ def test_a_claim_keeps_its_older_finding_until_it_is_measured_again(tmp_path: Pa
     assert not record.has(tasks(["alise"], Size())[0])
     record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}])
     assert [each.verdict for each in record.findings()] == [Verdict.REPRODUCED]
+
+
+@pytest.mark.parametrize(
+    ("command", "size"), [("one", "2 seeds)"), ("one --quick", "2 seeds, with --quick)")]
+)
+def test_the_page_says_how_much_was_measured(tmp_path: Path, command: str, size: str) -> None:
+    record = Record(tmp_path / "papers.json", [{"command": command}])
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "vllm_rate": 2.0, "alise": 3.0}] * 2)
+    said = markdown(record.findings(), [])
+    assert f"30 minutes; ours: {size}" in said
 
 
 def test_the_table_of_a_terminal_says_all_of_it() -> None:
