@@ -12,22 +12,19 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.report import Objectives
-from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.world import Overhead
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.cost import CostModel
 from benchmarks.arena.fitting import Layout
 from benchmarks.arena_live.scenes import Scene, requests_of
 from benchmarks.arena_live.scores import Score, num_raised, score
-from benchmarks.rt_with_be.served import NUM_SLOTS, serving
+from benchmarks.rt_with_be.served import serving
 from benchmarks.rt_with_be.traffic import ask
 from benchmarks.sim_vs_live.figures import Door
 from benchmarks.sim_vs_live.live import POOL_BYTES, Asking, make_profile, overhead_before, read
 from benchmarks.sim_vs_live.model import Served
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, Asked, alone, fixed_list
-from benchmarks.sim_vs_live.simulated import played
+from benchmarks.sim_vs_live.simulated import played, scenario_of
 
 # Tokens of KV of an instance.
 KV_TOKENS = 1 << 14
@@ -60,11 +57,11 @@ class Machine:
         kv_bytes = str(KV_TOKENS * self.model.kv_bytes_per_token)
         return "--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", kv_bytes
 
-    def warming(self, pace: float) -> tuple[list[Asked], list[Asked]]:
+    def warming(self) -> tuple[list[Asked], list[Asked]]:
         """Requests before those that count: some that run alone, and some under a load."""
-        apart_s, rate = pace * self.model.apart_s, self.model.rates[0] / pace
-        first = alone(self.tokenizer, NUM_ALONE, apart_s, max(self.model.tbt_s))
-        return first, fixed_list(self.tokenizer, rate, NUM_WARMING, self.model.tbt_s, seed=1)
+        model = self.model
+        first = alone(self.tokenizer, NUM_ALONE, model.apart_s, max(model.tbt_s))
+        return first, fixed_list(self.tokenizer, model.rates[0], NUM_WARMING, model.tbt_s, seed=1)
 
 
 def threads_of(layout: Layout) -> int:
@@ -73,15 +70,7 @@ def threads_of(layout: Layout) -> int:
 
 def profile(machine: Machine, num_threads: int, seconds: float, folder: Path) -> Path:
     path = folder / f"profile-{num_threads}.json"
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    try:
-        make_profile(path, seconds, *machine.model.options, *machine.options)
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+    make_profile(path, seconds, *machine.model.options, *machine.options, num_threads=num_threads)
     return path
 
 
@@ -118,7 +107,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
     begin_s = min(door.arrived_s[key] for key in door.last_to_come(count))
     overhead = overhead_of(door, cost, begin_s)
     arrivals = door.arrivals(door.last_to_come(num_warming + count))
-    simulated = played(_scenario(cost, scene.layout, policy, overhead, ttft_s), arrivals, count)
+    simulated = played(scenario_of(policy, cost, overhead, ttft_s, scene.layout), arrivals, count)
     return Both(
         score(door, count, ttft_s),
         score(simulated, count, ttft_s),
@@ -130,7 +119,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
 
 def _serve(machine: Machine, layout: Layout, policy: str, asked: Sequence[Asked]) -> tuple[Door, int]:
     """Returns what the router saw, and the number of requests between those that ran alone and those that count."""
-    first, warming = machine.warming(1.0)
+    first, warming = machine.warming()
     with tempfile.TemporaryDirectory(prefix="arena-live-", dir="/tmp") as folder:
         events = Path(folder) / "events"
         own = (
@@ -153,19 +142,3 @@ def _instances(layout: Layout) -> Sequence[str]:
         return "--colocated-instances", str(layout.num_colocated)
     prefill, decode = str(layout.num_prefill), str(layout.num_decode)
     return "--prefill-instances", prefill, "--decode-instances", decode
-
-
-def _scenario(cost: CostModel, layout: Layout, policy: str, overhead: Overhead, ttft_s: float) -> Scenario:
-    return Scenario(
-        cost,
-        num_prefill=layout.num_prefill,
-        num_decode=layout.num_decode,
-        num_colocated=layout.num_colocated,
-        max_num_seqs=NUM_SLOTS,
-        max_model_len=MAX_TOKENS,
-        pool_bytes=POOL_BYTES,
-        slo=Objectives(ttft_s),
-        scheduling=SchedulingConfig(policy),
-        overhead=overhead,
-        is_checked=False,
-    )

@@ -67,8 +67,8 @@ def draw(number: int) -> Scene:
 def requests_of(
     scene: Scene, cost: CostModel, pace: float, seconds: float, tokenizer: Tokenizer
 ) -> list[Asked]:
-    """Returns the requests of about so many seconds, in order of time. `pace`: how much longer iterations take than by
-    the cost model."""
+    """Returns requests that arrive within about `seconds`, in order of time. `pace`: how much longer iterations take
+    than by the cost model."""
     lengths = LognormalLengths(scene.prompt, scene.output, scene.spread, MAX_PROMPT, MAX_OUTPUT)
     rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number)).rate / pace
     count = min(max(LEAST, math.ceil(scene.load * rate * seconds)), MOST)

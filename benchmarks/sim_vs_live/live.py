@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -91,10 +92,12 @@ def measure(policy: str, model: Served, kv_bytes: int, profile_s: float, plan: P
     )
 
 
-def make_profile(path: Path, seconds: float, *sizes: str) -> None:
+def make_profile(path: Path, seconds: float, *sizes: str, num_threads: int | None = None) -> None:
+    """`num_threads`: those of the engine; None: one for each core."""
     command = [sys.executable, "-m", "alignedserve", "profile", "--device", "cpu", "--no-use-tqdm"]
     own = ["--max-num-seqs", str(NUM_SLOTS), "--seconds", str(seconds), "--out", str(path)]
-    done = subprocess.run([*command, *own, *sizes], capture_output=True, text=True)
+    environment = os.environ | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
+    done = subprocess.run([*command, *own, *sizes], capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"no profile: {done.stderr[-1000:]}")
 

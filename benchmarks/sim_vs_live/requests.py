@@ -72,7 +72,7 @@ def _question(dice: random.Random) -> str:
 
 
 def listed(tokenizer: Tokenizer, num_tokens: int, dice: random.Random) -> Messages:
-    """Returns a question about a list with about so many tokens, and at least one word."""
+    """Returns a question about a list: about `num_tokens` long, with at least one word."""
     words = [any_word(dice)]
     while True:
         chat = [{"role": "user", "content": _about_list(words, random.Random(0))}]

@@ -15,10 +15,13 @@ from alignedserve.sim.scenario import STUCK_S, Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
+from benchmarks.arena.fitting import Layout
 from benchmarks.rt_with_be.served import NUM_SLOTS
 from benchmarks.sim_vs_live.figures import Door, Side
 from benchmarks.sim_vs_live.live import POOL_BYTES
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S
+
+ONE_COLOCATED = Layout(0, 0, 1)
 
 
 def simulate(
@@ -26,18 +29,26 @@ def simulate(
 ) -> Side:
     """Returns the results of the last `count` requests. The earlier ones bring the instance and its policy to the same
     state as live. They are over when the others begin, as live."""
-    scenario = Scenario(
-        replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
-        num_colocated=1,
+    held = replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token)
+    return played(scenario_of(policy, held, overhead, TTFT_S), arrivals, count).side(count)
+
+
+def scenario_of(
+    policy: str, cost: CostModel, overhead: Overhead, ttft_s: float, layout: Layout = ONE_COLOCATED
+) -> Scenario:
+    return Scenario(
+        cost,
+        num_prefill=layout.num_prefill,
+        num_decode=layout.num_decode,
+        num_colocated=layout.num_colocated,
         max_num_seqs=NUM_SLOTS,
         max_model_len=MAX_TOKENS,
         pool_bytes=POOL_BYTES,
-        slo=Objectives(TTFT_S),
+        slo=Objectives(ttft_s),
         scheduling=SchedulingConfig(policy),
         overhead=overhead,
         is_checked=False,
     )
-    return played(scenario, arrivals, count).side(count)
 
 
 def played(scenario: Scenario, arrivals: Sequence[Arrival], count: int) -> Door:
