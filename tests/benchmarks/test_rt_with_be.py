@@ -119,6 +119,14 @@ def test_what_was_not_answered_or_not_seen_is_no_measurement(bad: RequestOutcome
         real_time([bad], None, 1.0)
 
 
+def test_two_tokens_may_share_a_piece_now_and_then() -> None:
+    steady = outcome(*(1.5 + 0.1 * number for number in range(20)), output_len=20)
+    joined = outcome(1.5, 1.6, 1.7, output_len=5)
+    assert real_time([steady, joined], None, 1.0).num_rt == 2
+    with pytest.raises(RuntimeError, match="10 tokens came in 6 pieces"):
+        real_time([joined, joined], None, 1.0)
+
+
 @pytest.mark.parametrize(
     ("times_s", "kept"),
     [((1.4, 1.6), True), ((1.1, 1.59), True), ((1.1, 1.61), False), ((1.6, 1.65), False), ((), False)],
