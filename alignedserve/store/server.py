@@ -105,8 +105,8 @@ class PrivateServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=[self._lock],
-            # A ctrl-C in the terminal must not reach it: it exits after all other processes.
-            start_new_session=True,
+            # A ctrl-C in the terminal must not reach it: it exits after all other processes. For the session see `child`.
+            process_group=0,
         )
 
     async def answers(self, timeout_s: float) -> bool:

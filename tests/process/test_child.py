@@ -38,6 +38,16 @@ def test_it_answers_one_after_the_other() -> None:
     asyncio.run(scenario())
 
 
+def test_it_stays_in_the_session_but_gets_no_signals_of_the_terminal() -> None:
+    async def scenario() -> None:
+        async with aclosing(child()) as echo:
+            pid = await pid_of(echo)
+            assert os.getsid(pid) == os.getsid(0)
+            assert os.getpgid(pid) == pid != os.getpgid(0)
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_nobody_waits_for_is_nobody_elses() -> None:
     async def scenario() -> None:
         async with aclosing(child()) as echo:
