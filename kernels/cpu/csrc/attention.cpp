@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -166,6 +167,12 @@ __attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, 
   }
 }
 
+// Weights in bfloat16 are computed no more exactly than they are kept: products wait for them.
+template <class T>
+ALWAYS_INLINE f32x16 exp2_for(f32x16 x) {
+  return std::is_same_v<T, float> ? exp2_lanes(x) : rough_exp2_lanes(x);
+}
+
 // Turns scores into weights, and updates maxima and sums. Returns the factors that scale the earlier output down.
 template <class T>
 __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Scores& scores) {
@@ -182,7 +189,7 @@ __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int r
     task.maxima[row + r] = highest[r];
     f32x16 sum = load(task.sums + (row + r) * kLanes) * shrink[r];
     for (int v = 0; v < kKeyVectors; ++v) {
-      const f32x16 weight = exp2_lanes(scores[r][v] - highest[r]);
+      const f32x16 weight = exp2_for<T>(scores[r][v] - highest[r]);
       sum += weight;
       store(task.weights + r * kTileKeys + v * kLanes,
             task.value_scales ? weight * load(task.value_scales + v * kLanes) : weight);
