@@ -104,6 +104,8 @@ class GatewayProcess:
         settle()
         allow_descriptors(self._config.limits.max_connections)
         with self._listener() as sock:
+            # Ray installs uvloop if it finds it, which can't start children in process groups of their own.
+            asyncio.set_event_loop_policy(None)
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     def _listener(self) -> AbstractContextManager[socket.socket]:

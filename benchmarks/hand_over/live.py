@@ -71,7 +71,7 @@ def server(checkout: Path, options: Sequence[str]) -> Iterator[str]:
         command = [str(own if own.exists() else sys.executable), "-m", "alignedserve", "serve", *options]
         command += ["--port", str(port), "--state-dir", state]
         process = subprocess.Popen(
-            command, cwd=checkout, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=checkout, stdout=said, stderr=subprocess.STDOUT, process_group=0
         )
         try:
             url = f"http://127.0.0.1:{port}"

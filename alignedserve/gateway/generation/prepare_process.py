@@ -39,8 +39,9 @@ MAX_MEMORY_BYTES = 4 << 30
 MAX_KEPT_BYTES = 1 << 30
 # Exit status if the model takes too much memory at the start.
 OUT_OF_MEMORY = 3
-# Added to the gateway's niceness by processes of larger bodies: streams take precedence over them.
-NICENESS = 5
+# Added to the gateway's niceness by processes of larger bodies: streams take precedence over them. An engine's threads on
+# a CPU have the same, so that both go on.
+NICENESS = 10
 
 
 class TokenizerParts(msgspec.Struct, frozen=True):

@@ -80,12 +80,17 @@ class DecodeSloScheduler:
 
     def bound_s(self, rt: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
-        and waits for its end."""
-        bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
-        bounds_s.append(
-            self._before_rt_s(rt) if self._demand.is_near else WITHOUT_RT * self._demand.tightest_s
-        )
-        return self._planned_share * min(bounds_s)
+        and waits for its end. An objective shorter than the shortest iteration is missed in any case, and sets none."""
+        least_s = self._estimate.iteration([], [1])
+        bounds_s = [
+            request.allowance_s(self._now_s)
+            for request in rt
+            if request.deadlines.tbt_s >= least_s and not request.is_lost(self._now_s)
+        ]
+        tightest_s = self._demand.tightest_s
+        if tightest_s >= least_s:
+            bounds_s.append(self._before_rt_s(rt) if self._demand.is_near else WITHOUT_RT * tightest_s)
+        return self._planned_share * min(bounds_s, default=math.inf)
 
     def _before_rt_s(self, rt: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration may take before RT that is about to join. RT waits for its end, then
