@@ -57,6 +57,7 @@ class Fitting:
     cost: CostModel
     layout: Layout
     lengths: Sequence[Lengths]
+    max_num_seqs: int = MAX_NUM_SEQS
 
     @cached_property
     def rate(self) -> float:
@@ -137,7 +138,7 @@ class Fitting:
     def _batch_size(self) -> int:
         # The last block of each request is half full.
         held = _mean_length(self.lengths) + BLOCK_SIZE / 2
-        most = min(MAX_NUM_SEQS, self.cost.num_kv_tokens / held)
+        most = min(self.max_num_seqs, self.cost.num_kv_tokens / held)
         if self.layout.num_colocated:
             # Prompt tokens that are computed per iteration and decoding request.
             prompt_tokens = self._prompt / self.num_decodes

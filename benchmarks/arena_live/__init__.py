@@ -7,7 +7,4 @@ fit on the cores of this machine and in a minute. The model is that of `sim_vs_l
 GPU's. Rates and objectives follow from the capacity (`benchmarks/arena/fitting.py`), by a cost profile that is measured
 first, and by how much longer iterations take when the gateway, the router and the client use the same cores. Both sides
 are compared at the router, with the same requests, as in `sim_vs_live`.
-
-The gateway may raise objectives that it can't keep. The simulator gets them as the router did, and the page says how
-many were raised.
 """

@@ -69,7 +69,7 @@ def _named(name: str) -> str:
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield (
-        "\n| scenario | policy | layout | load | objectives | best effort | requests, raised | pace | in time, % "
+        "\n| scenario | policy | layout | load | objectives | best effort | requests | pace | in time, % "
         "| TTFT p50 | p90 | gap p50 | p99 | best effort/s |"
     )
     yield "| ---: | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -77,7 +77,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         scene, live, simulated = row["scene"], row["live"], row["simulated"]
         cells = [
             *(str(scene["number"]), f"`{row['policy']}`", scene["layout"], f"{scene['load']:g}"),
-            *(scene["objectives"], scene["best_effort"], f"{row['num_requests']}, {row['num_raised']}"),
+            *(scene["objectives"], scene["best_effort"], str(row["num_requests"])),
             f"{row['pace']:.2f}",
             f"{100 * live['in_time']:.0f}, {100 * simulated['in_time']:.0f}",
             *(f"{1e3 * live[name]:.0f}, {1e3 * simulated[name]:.0f}" for name in _TIMES),

@@ -17,7 +17,7 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.cost import CostModel
 from benchmarks.arena.fitting import Layout
 from benchmarks.arena_live.scenes import Scene, requests_of
-from benchmarks.arena_live.scores import Score, num_raised, score
+from benchmarks.arena_live.scores import Score, score
 from benchmarks.rt_with_be.served import serving
 from benchmarks.rt_with_be.traffic import ask
 from benchmarks.sim_vs_live.figures import Door
@@ -36,8 +36,6 @@ class Both:
     live: Score
     simulated: Score
     num_requests: int
-    # Real-time requests of which the gateway raised the objective.
-    num_raised: int
     pace: float
 
 
@@ -57,11 +55,13 @@ class Machine:
         kv_bytes = str(KV_TOKENS * self.model.kv_bytes_per_token)
         return "--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", kv_bytes
 
-    def warming(self) -> tuple[list[Asked], list[Asked]]:
-        """Requests before those that count: some that run alone, and some under a load."""
+    def warming(self, asked: Sequence[Asked]) -> tuple[list[Asked], list[Asked]]:
+        """Requests before those that count: some that run alone, and some at about their rate."""
         model = self.model
         first = alone(self.tokenizer, NUM_ALONE, model.apart_s, max(model.tbt_s))
-        return first, fixed_list(self.tokenizer, model.rates[0], NUM_WARMING, model.tbt_s, seed=1)
+        late = [each for each in asked if each.due_s]
+        rate = len(late) / late[-1].due_s if late else model.rates[0]
+        return first, fixed_list(self.tokenizer, rate, NUM_WARMING, model.tbt_s, seed=1)
 
 
 def threads_of(layout: Layout) -> int:
@@ -112,14 +112,13 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
         score(door, count, ttft_s),
         score(simulated, count, ttft_s),
         count,
-        num_raised(door, count, [each.tbt_s for each in asked]),
         overhead.pace,
     )
 
 
 def _serve(machine: Machine, layout: Layout, policy: str, asked: Sequence[Asked]) -> tuple[Door, int]:
     """Returns what the router saw, and the number of requests between those that ran alone and those that count."""
-    first, warming = machine.warming()
+    first, warming = machine.warming(asked)
     with tempfile.TemporaryDirectory(prefix="arena-live-", dir="/tmp") as folder:
         events = Path(folder) / "events"
         own = (

@@ -13,6 +13,7 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.cost import CostModel
 from benchmarks.arena.configs import Objectives, wanted_of
 from benchmarks.arena.fitting import Fitting, Layout
+from benchmarks.rt_with_be.served import NUM_SLOTS
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, Asked, listed
 
 LAYOUTS = (Layout(0, 0, 1), Layout(0, 0, 1), Layout(0, 0, 2), Layout(1, 1, 0))
@@ -70,10 +71,10 @@ def requests_of(
     """Returns requests that arrive within about `seconds`, in order of time. `pace`: how much longer iterations take
     than by the cost model."""
     lengths = LognormalLengths(scene.prompt, scene.output, scene.spread, MAX_PROMPT, MAX_OUTPUT)
-    rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number)).rate / pace
+    rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number), NUM_SLOTS).rate / pace
     count = min(max(LEAST, math.ceil(scene.load * rate * seconds)), MOST)
     sampled = lengths.sample(count, scene.number)
-    found = Fitting(cost, scene.layout, sampled)
+    found = Fitting(cost, scene.layout, sampled, NUM_SLOTS)
     arrivals = gamma_arrivals(
         sampled, scene.load * found.rate / pace, scene.burstiness**-0.5, scene.number + 1
     )

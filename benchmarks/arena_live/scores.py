@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -53,10 +52,3 @@ def is_kept(door: Door, key: RequestKey, ttft_s: float) -> bool:
     return times_s[0] <= due_s and (
         tbt_s is None or all(time_s <= due_s + k * tbt_s for k, time_s in enumerate(times_s))
     )
-
-
-def num_raised(door: Door, count: int, asked_s: Sequence[float | None]) -> int:
-    """Returns how many requests have another objective between tokens at the router than the client asked for."""
-    found = sorted(door.requests[key].tbt_s or 0.0 for key in door.last_to_come(count))
-    wanted = sorted(each or 0.0 for each in asked_s)
-    return sum(abs(ours - theirs) > 1e-3 * theirs for ours, theirs in zip(found, wanted, strict=True))
