@@ -11,11 +11,9 @@
 // of them share is read and packed once for all of their rows. Each row keeps its own maximum, sum and output, so its
 // result is bit-identical to computing it alone.
 //
-// Measured on Zen 5, head_dim 64, per tile of 64 keys: 3 rows of a decode take 1400 cycles from the caches, half of it
-// for packing, and 3200 from memory (18 GB/s per core; reading alone: 25). Prefetched data shares L1 with the packed
-// tiles, so half a tile is prefetched: the values while keys are packed, and the next keys while values are packed (a
-// whole tile ahead: 3400). Tried without gain: prefetching row by row, other cache levels, huge pages, prefetching
-// evenly during all work. Prefetching KV during the preceding linear layers costs them as much as it gains.
+// The next tile of all of the task's heads is fetched meanwhile (key_tile.h). Measured on Zen 4, head_dim 64, 4 KV heads,
+// decodes of 4,000 tokens, in GB/s of K and V per core: 15 (reading alone 25, all from the caches 43). With half a tile of
+// one head fetched ahead: 9. Prefetching KV during the preceding linear layers costs them as much as it gains.
 
 #include <algorithm>
 #include <limits>
@@ -294,16 +292,16 @@ void pack_keys(const Task<T>& task, const KeyRows& rows) {
   pack_keys(numbers, task.head_words, task.keys);
 }
 
-// Does the same for its values in task.values. Prefetches the keys `ahead`.
+// Does the same for its values in task.values.
 template <class T>
-void pack_values(const Task<T>& task, const KeyRows& rows, const KeyRows& ahead) {
+void pack_values(const Task<T>& task, const KeyRows& rows) {
   const AttentionOp& op = task.op;
-  if (op.coding == KvCoding::Values) return pack_values<T>(rows, ahead, op.head_dim, task.values);
+  if (op.coding == KvCoding::Values) return pack_values<T>(rows, op.head_dim, task.values);
   if (task.value_scales) read_scales(rows.values, rows.count, op.head_dim, task.value_scales);
-  if (kLooksUpCodes<T>) return pack_coded_values(op.coding, rows, ahead, op.head_dim, task.values);
+  if (kLooksUpCodes<T>) return pack_coded_values(op.coding, rows, op.head_dim, task.values);
   KeyRows numbers = rows;
   read_rows(op.coding, rows.count, op.head_dim, numbers.values, task.numbers);
-  pack_values<T>(numbers, ahead, op.head_dim, task.values);
+  pack_values<T>(numbers, op.head_dim, task.values);
 }
 
 // The keys of a task that is a part of a sequence's tokens.
@@ -318,19 +316,19 @@ struct Keys {
   int64_t num_segments;
 };
 
-// Finds the rows of a tile of one of the task's KV heads.
-void find_rows(const AttentionOp& op, const Step& step, const Keys& all, const Segment& segment, int64_t key,
-               int64_t head, KeyRows& rows) {
+// The keys of one of the task's KV heads.
+KeySpan span_of(const Keys& all, const Segment& segment, int64_t head) {
   const TokenBlock& first = all.queries[segment.first_query];
-  find_rows(op, step, KeySpan{first.seq, first.first_head + head, segment.end}, key, rows);
+  return {first.seq, first.first_head + head, segment.end};
 }
 
-// `next`: the keys of the likely next task of this thread; the first ones are prefetched
+// `next`: the keys of the likely next task of this thread. The first ones are fetched.
 template <class T>
 void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const Keys& next) {
   const AttentionOp& op = task.op;
   const Step& step = task.step;
   const int64_t first_head = task.queries.first_head, num_heads = task.queries.num_heads;
+  const int64_t num_next_heads = next.queries[next.segments[0].first_query].num_heads;
   const auto for_each_head = [&](auto work) {
     const auto of_each = [&](const Task<T>& rows) {
       for (int64_t head = 0; head < num_heads; ++head) work(rows.of_head(head), first_head + head);
@@ -342,9 +340,9 @@ void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const K
     load_queries(rows, head);
     reset(rows, head);
   });
-  KeyRows tiles[2];
-  KeyRows *rows = &tiles[0], *ahead = &tiles[1];
-  find_rows(op, step, all, all.segments[0], all.segments[0].begin, 0, *rows);
+  const int64_t lines_of_head = 2 * kTileKeys * op.row_bytes / kLineBytes;
+  KeyRows rows;
+  Fetch fetch;
   // kept by the thread: the rows of each head
   static thread_local std::vector<Task<T>> of_heads;
   const auto attend = [&](const Task<T>& part, int64_t s) {
@@ -352,20 +350,26 @@ void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const K
     const RowBlocks blocks{part.num_rows};
     of_heads.clear();
     for (int64_t head = 0; head < num_heads; ++head) of_heads.push_back(part.of_head(head));
-    for (int64_t key = segment.begin; key < segment.end; key += kTileKeys)
-      for (int64_t head = 0; head < num_heads; ++head, std::swap(rows, ahead)) {
-        if (head + 1 < num_heads)
-          find_rows(op, step, all, segment, key, head + 1, *ahead);
-        else if (key + kTileKeys < segment.end)
-          find_rows(op, step, all, segment, key + kTileKeys, 0, *ahead);
-        else if (s + 1 < all.num_segments)
-          find_rows(op, step, all, all.segments[s + 1], all.segments[s + 1].begin, 0, *ahead);
-        else
-          find_rows(op, step, next, next.segments[0], next.segments[0].begin, 0, *ahead);
-        pack_keys(task, *rows);
-        pack_values(task, *rows, *ahead);
+    for (int64_t key = segment.begin; key < segment.end; key += kTileKeys) {
+      if (key + kTileKeys < segment.end)
+        fetch.begin(op, step, span_of(all, segment, 0), num_heads, key + kTileKeys);
+      else if (s + 1 < all.num_segments)
+        fetch.begin(op, step, span_of(all, all.segments[s + 1], 0), num_heads, all.segments[s + 1].begin);
+      else
+        fetch.begin(op, step, span_of(next, next.segments[0], 0), num_next_heads, next.segments[0].begin);
+      for (int64_t head = 0; head < num_heads; ++head) {
+        find_rows(op, step, span_of(all, segment, head), key, rows);
+        // In four parts, because only so many lines can be on their way
+        const auto fetch_part = [&](int part) { fetch.lines(lines_of_head * head + lines_of_head * part / 4); };
+        fetch_part(1);
+        pack_keys(task, rows);
+        fetch_part(2);
+        pack_values(task, rows);
+        fetch_part(3);
         attend_rows(of_heads[head], blocks, key, std::make_integer_sequence<int, kMaxRows>{});
+        fetch_part(4);
       }
+    }
   };
   if (num_queries == 1)
     attend(task, 0);

@@ -73,14 +73,6 @@ static ALWAYS_INLINE void store_numbers(__m512i codes, const CodeTable& table, c
     _mm512_storeu_si512(to + i * stride, _mm512_permutex2var_epi8(low, half(orders[i].at), high));
 }
 
-// Prefetches one line of a row's codes. The scale after the last code may be in another line, which no other row begins
-// in.
-template <KvCoding kCoding>
-static ALWAYS_INLINE void fetch_codes(const char* row, int64_t first, int64_t head_dim) {
-  __builtin_prefetch(row + first);
-  if (kCoding == KvCoding::Int8 && first + kLineBytes >= head_dim) __builtin_prefetch(row + head_dim);
-}
-
 // Like pack_keys.
 template <KvCoding kCoding>
 inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) {
@@ -90,8 +82,6 @@ inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) 
   for (int first = 0; first < rows.count; first += kLanes) {
     char* tile = tiles + first / kTileColumns * tile_bytes + first % kTileColumns * kWordBytes;
     for (int64_t word = 0; word < code_words; word += kLanes) {
-      for (int i = first; i < first + kLanes; ++i)
-        fetch_codes<kCoding>(rows.values[i], word * kWordBytes, head_dim);
       const int count = int(std::min<int64_t>(kLanes, code_words - word));
       __m512i columns[kLanes];
       transpose16(keys + first, word, count, columns);
@@ -105,15 +95,13 @@ inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) 
 
 // Like pack_values.
 template <KvCoding kCoding>
-inline void pack_coded_values(const KeyRows& rows, const KeyRows& ahead, int64_t head_dim, char* tiles) {
+inline void pack_coded_values(const KeyRows& rows, int64_t head_dim, char* tiles) {
   const CodeTable& table = code_table(kCoding);
   for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<bf16>(kTileKeys) * kStepBytes) {
     const int64_t count = std::min<int64_t>(kTileColumns, head_dim - column);
     const __mmask32 valid = count == kTileColumns ? ~0u : (1u << count) - 1;
     char* to = tiles;
     for (int key = 0; key < rows.count; key += 2, to += kStepBytes) {
-      if (column % kLineBytes == 0)
-        for (int i = key; i < key + 2; ++i) fetch_codes<kCoding>(ahead.keys[i], column, head_dim);
       const __m256i even = _mm256_maskz_loadu_epi8(valid, rows.values[key] + column);
       const __m256i odd = _mm256_maskz_loadu_epi8(valid, rows.values[key + 1] + column);
       const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
@@ -140,13 +128,12 @@ inline void pack_coded_keys([[maybe_unused]] KvCoding coding, [[maybe_unused]] c
 }
 
 inline void pack_coded_values([[maybe_unused]] KvCoding coding, [[maybe_unused]] const KeyRows& rows,
-                              [[maybe_unused]] const KeyRows& ahead, [[maybe_unused]] int64_t head_dim,
-                              [[maybe_unused]] char* tiles) {
+                              [[maybe_unused]] int64_t head_dim, [[maybe_unused]] char* tiles) {
 #if defined(__AVX512VBMI__)
   if (coding == KvCoding::Int8)
-    pack_coded_values<KvCoding::Int8>(rows, ahead, head_dim, tiles);
+    pack_coded_values<KvCoding::Int8>(rows, head_dim, tiles);
   else
-    pack_coded_values<KvCoding::Fp8>(rows, ahead, head_dim, tiles);
+    pack_coded_values<KvCoding::Fp8>(rows, head_dim, tiles);
 #endif
 }
 
