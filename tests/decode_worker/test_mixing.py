@@ -154,6 +154,16 @@ def test_who_has_lost_its_objective_does_not_keep_others_out() -> None:
     assert len(iterate(schedule, 5.0).run) == 11
 
 
+@pytest.mark.parametrize(("num_rt", "num_be"), [(20, 0), (31, 8)])
+def test_best_effort_does_not_wait_for_objectives_that_real_time_alone_is_far_from(
+    num_rt: int, num_be: int
+) -> None:
+    schedule = schedule_of()
+    # Alone they take 30 ms, and 41 ms, which is more than twice the objective.
+    admit(schedule, *(rt(tbt_s=0.02) for _ in range(num_rt)), *(be() for _ in range(8)))
+    assert len(iterate(schedule).run) == num_rt + num_be
+
+
 def test_best_effort_has_all_the_time_that_an_objective_leaves() -> None:
     schedule = schedule_of(be_pace=0.5)
     admit(schedule, rt(tbt_s=1.0), *(be() for _ in range(39)))

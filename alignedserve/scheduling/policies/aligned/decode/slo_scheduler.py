@@ -80,25 +80,26 @@ class DecodeSloScheduler:
 
     def bound_s(self, rt: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
-        and waits for its end. An objective shorter than the shortest iteration is missed in any case, and sets none."""
-        least_s = self._estimate.iteration([], [1])
+        and waits for its end. An objective of which RT alone takes more than LATE times as long is missed in any case,
+        and sets no bound."""
+        alone_s = self._estimate.iteration([], [request.num_tokens for request in rt] or [1])
         bounds_s = [
             request.allowance_s(self._now_s)
             for request in rt
-            if request.deadlines.tbt_s >= least_s and not request.is_lost(self._now_s)
+            if alone_s <= LATE * request.deadlines.tbt_s and not request.is_lost(self._now_s)
         ]
         tightest_s = self._demand.tightest_s
-        if tightest_s >= least_s:
-            bounds_s.append(self._before_rt_s(rt) if self._demand.is_near else WITHOUT_RT * tightest_s)
+        if alone_s <= LATE * tightest_s:
+            bounds_s.append(self._before_rt_s(alone_s) if self._demand.is_near else WITHOUT_RT * tightest_s)
         return self._planned_share * min(bounds_s, default=math.inf)
 
-    def _before_rt_s(self, rt: Sequence[DecodeRequest]) -> float:
+    def _before_rt_s(self, alone_s: float) -> float:
         """Returns the seconds that an iteration may take before RT that is about to join. RT waits for its end, then
         runs in one without BE, after which its token should be in time."""
         tbt_s = min(self._demand.tightest_s, DEFAULT_TBT_S)
         if not self._demand.has_objectives:
             return BEFORE_RT * tbt_s
-        return tbt_s - self._estimate.iteration([], [request.num_tokens for request in rt] or [1])
+        return tbt_s - alone_s
 
     def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration with RT prompts may take for the sake of decoding RT.
