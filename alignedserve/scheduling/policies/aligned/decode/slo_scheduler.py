@@ -80,18 +80,21 @@ class DecodeSloScheduler:
 
     def bound_s(self, rt: Sequence[DecodeRequest]) -> float:
         """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
-        and waits for its end. An objective of which RT alone takes more than LATE times as long is missed in any case,
-        and sets no bound."""
+        and waits for its end. An objective of which RT alone takes more than LATE times as long is missed in any case.
+        Such RT is treated as if it had none: BE may lengthen its iterations a little."""
         alone_s = self._estimate.iteration([], [request.num_tokens for request in rt] or [1])
+        hurried_s = (1 + self._config.rt_stretch) * alone_s / self._planned_share
         bounds_s = [
-            request.allowance_s(self._now_s)
+            request.allowance_s(self._now_s) if alone_s <= LATE * request.deadlines.tbt_s else hurried_s
             for request in rt
-            if alone_s <= LATE * request.deadlines.tbt_s and not request.is_lost(self._now_s)
+            if not request.is_lost(self._now_s)
         ]
         tightest_s = self._demand.tightest_s
-        if alone_s <= LATE * tightest_s:
+        if alone_s > LATE * tightest_s:
+            bounds_s.append(hurried_s)
+        else:
             bounds_s.append(self._before_rt_s(alone_s) if self._demand.is_near else WITHOUT_RT * tightest_s)
-        return self._planned_share * min(bounds_s, default=math.inf)
+        return self._planned_share * min(bounds_s)
 
     def _before_rt_s(self, alone_s: float) -> float:
         """Returns the seconds that an iteration may take before RT that is about to join. RT waits for its end, then
