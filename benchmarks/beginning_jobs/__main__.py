@@ -3,8 +3,8 @@
     python -m benchmarks.beginning_jobs [--jobs long,short,twenty,choices] [--lines 96] [--rounds 1]
         [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
 
-The model is a random-weight Llama with 125M parameters in bfloat16. Engines run in turn, each run in a new process, with
-their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512 rows, and
+The model is a random-weight Llama with 125M parameters in bfloat16. Engines run in turn, each time in a new process,
+with their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512 rows, and
 bytes at the rate at which all cores read memory. Both are measured at the start. `--before` also runs another checkout
 of this project.
 """
@@ -28,19 +28,11 @@ import numpy as np
 import torch
 
 from benchmarks.beginning_jobs.floor import Floor, Job, Machine, Shape, floor
-from benchmarks.cpu_vs_vllm import MODEL_CONFIG, cpu_name, make_model
+from benchmarks.cpu_vs_vllm import cpu_name, make_model
 from benchmarks.linear_vs_torch import measure
 from benchmarks.progress import progress, say
 
-SHAPE = Shape(
-    MODEL_CONFIG["hidden_size"],
-    MODEL_CONFIG["intermediate_size"],
-    MODEL_CONFIG["num_hidden_layers"],
-    MODEL_CONFIG["num_attention_heads"],
-    MODEL_CONFIG["num_key_value_heads"],
-    MODEL_CONFIG["head_dim"],
-    MODEL_CONFIG["vocab_size"],
-)
+SHAPE = Shape(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, head_dim=64, vocab=32000)
 JOBS = {
     "long": Job(96, 8000, 100, 100),
     "short": Job(96, 2000, 100, 100),
@@ -87,7 +79,12 @@ def run(python: str, engine: str, model: Path, job: Job, root: Path) -> dict[str
 def line_of(name: str, job: Job, least: Floor, rounds: list[dict[str, dict[str, Any]]]) -> str:
     """Returns a row of the table. Ratios are medians of the rounds' ratios."""
     ours = statistics.median(each["ours"]["seconds"] for each in rounds)
-    cells = [name, f"{job.num_out / ours:.0f}", f"{job.num_out / least.total_s:.0f}", f"{least.total_s / ours:.2f}"]
+    cells = [
+        name,
+        f"{job.num_out / ours:.0f}",
+        f"{job.num_out / least.total_s:.0f}",
+        f"{least.total_s / ours:.2f}",
+    ]
     for peer in ("before", "vllm"):
         if peer in rounds[0]:
             ratio = statistics.median(each[peer]["seconds"] / each["ours"]["seconds"] for each in rounds)
@@ -127,7 +124,7 @@ def main() -> int:
         make_model(Path(directory), max_position_embeddings=16384)
         lines = []
         for name, job in jobs.items():
-            rounds = []
+            rounds: list[dict[str, dict[str, Any]]] = []
             for _ in range(args.rounds):
                 rounds.append({})
                 for engine, (python, module, root) in engines.items():
@@ -142,7 +139,13 @@ def main() -> int:
                 "floor": dataclasses.asdict(least),
                 "rounds": rounds,
             }
-    heads = ["job", "tokens/s", "floor", "of the floor", *(f"times {each}" for each in engines if each != "ours")]
+    heads = [
+        "job",
+        "tokens/s",
+        "floor",
+        "of the floor",
+        *(f"times {each}" for each in engines if each != "ours"),
+    ]
     print("| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1), *lines, sep="\n")
     if args.out:
         about = {

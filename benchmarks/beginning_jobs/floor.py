@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, with 2 bytes per number."""
+    """A Llama with 2 bytes per number, as `benchmarks.cpu_vs_vllm` makes it."""
 
     hidden: int
     intermediate: int

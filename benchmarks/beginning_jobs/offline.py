@@ -1,6 +1,6 @@
 """One engine's side of `benchmarks.beginning_jobs`, run with that engine's Python: prints a line of JSON.
 
-    PYTHON offline.py alignedserve|vllm MODEL JOB MAX_NUM_SEQS
+PYTHON offline.py alignedserve|vllm MODEL JOB MAX_NUM_SEQS
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> None:
     seconds = time.perf_counter() - begun_s
     answers = [list(output.token_ids) for result in results for output in result.outputs]
     num_tokens = sum(map(len, answers))
-    print(json.dumps({"seconds": seconds, "num_tokens": num_tokens, "sum": zlib.crc32(repr(answers).encode())}))
+    print(
+        json.dumps({"seconds": seconds, "num_tokens": num_tokens, "sum": zlib.crc32(repr(answers).encode())})
+    )
 
 
 if __name__ == "__main__":

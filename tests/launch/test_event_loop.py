@@ -9,7 +9,7 @@ import pytest
 from tests.launch.server import serving
 
 # As uvloop does it: its event loops start no children in process groups, and have no watcher for asyncio's.
-UVLOOP = '''
+UVLOOP = """
 import asyncio
 
 
@@ -24,10 +24,12 @@ def install():
 
 def new_event_loop():
     return asyncio.new_event_loop()
-'''
+"""
 
 
-def test_the_gateway_starts_its_children_beside_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gateway_starts_its_children_beside_uvloop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "uvloop.py").write_text(UVLOOP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with serving() as server:

@@ -39,8 +39,8 @@ MAX_MEMORY_BYTES = 4 << 30
 MAX_KEPT_BYTES = 1 << 30
 # Exit status if the model takes too much memory at the start.
 OUT_OF_MEMORY = 3
-# Added to the gateway's niceness by processes of larger bodies: streams take precedence over them. An engine's threads on
-# a CPU have the same, so that both go on.
+# Added to the gateway's niceness by processes of larger bodies: streams take precedence over them. It is that of an
+# engine's threads on a CPU, so that both go on.
 NICENESS = 10
 
 
