@@ -263,9 +263,9 @@ async def start(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        # A ctrl-C in the terminal must not reach the child, which exits when its stdin is closed. The child stays in this
-        # session. Linux schedules each session as a group (`sched_autogroup`), and one that works for a millisecond at a
-        # time waited up to 145 ms for a busy core.
+        # A ctrl-C in the terminal must not reach the child, which exits when its stdin is closed. It stays in this
+        # session. Linux schedules each session as a group (`sched_autogroup`), and one that works for a millisecond at
+        # a time waited up to 145 ms for a busy core.
         process_group=0,
     )
 

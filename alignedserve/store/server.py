@@ -105,8 +105,8 @@ class PrivateServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=[self._lock],
-            # A ctrl-C in the terminal must not reach it: it exits after all other processes. It stays in this session, as
-            # in `process/child.py`.
+            # A ctrl-C in the terminal must not reach it: it exits after all other processes. It stays in this session,
+            # as in `process/child.py`.
             process_group=0,
         )
 
