@@ -4,8 +4,8 @@
         [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
 
 The model is a random-weight Llama with 125M parameters in bfloat16. Engines run in turn, each time in a new process,
-with their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512 rows,
-and bytes at the rate at which all cores read memory. Both are measured at the start. `--before` also runs another
+with their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512
+rows, and bytes at the rate at which all cores read memory. Both are measured at the start. `--before` also runs another
 checkout of this project.
 """
 
