@@ -91,7 +91,7 @@ class DecodeSloScheduler:
         ]
         tightest_s = self._demand.tightest_s
         if alone_s > LATE * tightest_s:
-            bounds_s.append(hurried_s)
+            bounds_s.append(hurried_s if rt else WITHOUT_RT * DEFAULT_TBT_S)
         else:
             bounds_s.append(self._before_rt_s(alone_s) if self._demand.is_near else WITHOUT_RT * tightest_s)
         return self._planned_share * min(bounds_s)
