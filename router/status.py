@@ -171,7 +171,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
 
 def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> int:
     if hello.role == "kvpool":
-        return pool_use.num_free_blocks if pool_use else hello.limits.num_blocks
+        # Like an instance's, blocks that are kept for prompts that begin alike count as free.
+        return pool_use.num_free_blocks + pool_use.num_kept_blocks if pool_use else hello.limits.num_blocks
     cluster = router.state.cluster
     view = cluster.prefill(hello.instance_id) or cluster.decode(hello.instance_id)
     return view.num_free_blocks if view else 0
