@@ -267,6 +267,8 @@ class NewTokens(Message):
     num_reused: int = 0
     # The embedding of the prompt, with the end of a request for one: see alignedserve/protocol/pooling.py.
     embedding: bytes = b""
+    # Whether the request's KV may be wrong, with an error.
+    is_spoilt: bool = False
 
 
 class PromptProgress(Message):
