@@ -46,7 +46,9 @@ class PoolClient:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
         pool = self._router.cluster.pool
         if pool is None or reserved.blocks is None:
-            raise RuntimeError(f"request {state.key} takes blocks, and there is no pool, or they were refused")
+            raise RuntimeError(
+                f"request {state.key} takes blocks, and there is no pool, or they were refused"
+            )
         if self._hashes_of(state):
             counters = self._router.counters.of(pool.instance_id)
             counters.num_asked_tokens += state.num_tokens

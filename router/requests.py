@@ -189,14 +189,10 @@ class RequestState:
         """Returns the hashes of its prompt's full blocks. The block size is always the same."""
         if self._block_hashes is None:
             wanted = self.request
-            self._block_hashes = block_hashes_of(
-                wanted.prompt, block_size, wanted.cache_salt, wanted.adapter
-            )
+            self._block_hashes = block_hashes_of(wanted.prompt, block_size, wanted.cache_salt, wanted.adapter)
         return self._block_hashes
 
-    def take_blocks(
-        self, blocks: list[PoolBlockId], num_tokens: int, num_found: int, span: KvSpan
-    ) -> None:
+    def take_blocks(self, blocks: list[PoolBlockId], num_tokens: int, num_found: int, span: KvSpan) -> None:
         """Takes the blocks that the pool has given it. If it had none before, there may be KV of its first `num_tokens`
         tokens in them; other requests had left that of the first `num_found`."""
         if not self.blocks:

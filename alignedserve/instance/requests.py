@@ -51,7 +51,7 @@ def adopt(
         params,
         wanted.seed,
         work.output,
-        work.num_cached or num_shared,
+        max(work.num_cached, num_shared),
         matcher,
         layout,
         wanted.pooling,
