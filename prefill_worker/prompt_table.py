@@ -1,6 +1,6 @@
 """Prompts, from their arrival until their KV is in the pool. Pure.
 
-    waiting -> loading (if the pool has KV that this instance lacks) -> computing, chunk by chunk -> saving -> (saved ->) gone
+    waiting -> loading (KV that only the pool has) -> computing, chunk by chunk -> saving -> (saved ->) gone
        '------------------- preempting <----------------------'
 
 When a prompt starts, it gets blocks for all of its tokens, including shared ones. It holds them until all of its KV is
