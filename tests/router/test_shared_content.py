@@ -1,4 +1,4 @@
-"""Prompts that begin alike have their KV in the pool once: what the pool is told, and what is done with what it finds."""
+"""Prompts that begin alike have their KV in the pool once: what the pool is told, and what follows from its answer."""
 
 from __future__ import annotations
 
