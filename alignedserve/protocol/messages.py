@@ -693,6 +693,9 @@ class ProcessStatus(Message):
     # What it uses (see process/usage.py), if it runs on the router's host for certain; otherwise 0.
     cpu_s: float = 0.0
     resident_bytes: int = 0
+    # A pool's: see PoolUse. Kept blocks count as free.
+    num_kept_blocks: int = 0
+    num_shared_blocks: int = 0
 
 
 class Cluster(Message):
