@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +136,7 @@ class OwnerTable:
         tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
         is_above = np.zeros(self.size + 1, bool)
         is_above[blocks] = True
-        return [PoolBlockId(block) for block in np.flatnonzero(tree.is_below(is_above))]
+        return [PoolBlockId(block) for block in np.flatnonzero(tree.is_below(is_above)).tolist()]
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,8 @@ class OwnerTable:
         """Returns what is there. Forgets known blocks with ancestors that are not known."""
         tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
         is_whole, depths = tree.whole()
-        self.forget(np.flatnonzero(np.asarray(self._is_known).astype(bool) & ~is_whole).tolist())
+        cut_off = np.flatnonzero(np.asarray(self._is_known).astype(bool) & ~is_whole)
+        self.forget([*map(PoolBlockId, cut_off.tolist())])
         known = np.flatnonzero(is_whole)
         data = np.ascontiguousarray(np.asarray(self._hash)[:, known].T).tobytes()
         hashes = [data[first : first + HASH_BYTES] for first in range(0, len(data), HASH_BYTES)]
@@ -170,7 +172,7 @@ class OwnerTable:
             blocks[ends[:num_left] - 1 - num_done] = at
             at = parents[at] - 1
         self._check_linked(at < 0, rows, counts, "more")
-        flat, keys = blocks.tolist(), self._key
+        flat, keys = cast("list[PoolBlockId]", blocks.tolist()), self._key
         found = [
             Allocation(
                 RequestKey(int(keys[row])),
@@ -219,7 +221,8 @@ class _Tree:
 
     def is_below(self, is_above: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns for each block whether it is known, and it or an ancestor is marked."""
-        above, is_marked = self._above_known, is_above & self._is_known
+        above = self._above_known
+        is_marked: NDArray[np.bool_] = is_above & self._is_known
         for _ in range(self._num_rounds):
             is_marked |= is_marked[above]
             above = above[above]
