@@ -39,7 +39,7 @@ class Grant:
     dropped: list[RequestKey]
     # The number of the request's first tokens with KV in these blocks.
     num_tokens: int = 0
-    # The number of tokens whose KV other requests had left.
+    # The number of tokens with KV that other requests had left.
     num_found: int = 0
 
 
@@ -55,7 +55,7 @@ class BlockAllocator:
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
             state: {} for state in AllocationState
         }
-        # For each block, the number of requests that list it, and of those whose copy is no spare.
+        # For each block, the number of requests that list it, and of those among them that are no spares.
         self._num_owners = np.zeros(table.size, np.int64)
         self._num_pins = np.zeros(table.size, np.int64)
         self._num_pinned = self.num_shared_blocks = 0
@@ -316,7 +316,7 @@ class BlockAllocator:
         self._num_owners[numbers] -= 1
         left = self._num_owners[numbers]
         self.num_shared_blocks -= int(np.count_nonzero(left == 1))
-        # Whoever lists a block lists those before it as well.
+        # A request that lists a block also lists those before it.
         num_listed = int(np.count_nonzero(left))
         for index in range(len(blocks) - 1, num_listed - 1, -1):
             if (block := blocks[index]) in self._hash_of:
@@ -329,7 +329,7 @@ class BlockAllocator:
     def _has_room(
         self, allocation: Allocation | None, found: Sequence[PoolBlockId], num_missing: int
     ) -> bool:
-        """Returns whether there are so many free and spare blocks beside those that the request has or has found."""
+        """Returns whether enough blocks are free or spare, beside those that the request has or has found."""
         if allocation is None and not (self._free_rows or self._in_state[AllocationState.SPARE]):
             return False
         if num_missing <= len(self._free):
@@ -339,7 +339,7 @@ class BlockAllocator:
         return num_missing <= len(self._free) + self.num_spare_blocks - num_own
 
     def _make_room(self, num_missing: int, needs_row: bool) -> list[RequestKey]:
-        """Drops spare requests and kept blocks until so many blocks are free. Returns the dropped requests."""
+        """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
         dropped, spare = list[Allocation](), None
         if num_missing > len(self._free):
             spares = iter([*self._in_state[AllocationState.SPARE].values()])

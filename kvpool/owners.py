@@ -74,9 +74,9 @@ class OwnerTable:
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
         """`columns` has shape [NUM_COLUMNS, number of blocks]. If it is all zeros, all blocks are free."""
-        # Of each block. A parent is stored as its number + 1; 0: none.
+        # For each block. A parent is stored as its number + 1; 0: none.
         self._parent, self._is_known, self._hash = columns[0], columns[1], columns[2 : 2 + _HASH_WORDS]
-        # Of each request. There are as many rows as blocks.
+        # For each request. There are as many rows as blocks.
         self._key, self._num_tokens, self._state, self._tail = columns[2 + _HASH_WORDS :]
 
     @classmethod

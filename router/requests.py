@@ -103,7 +103,7 @@ class RequestState:
     num_cached: int = 0
     # Its pool blocks, those of the cached tokens first.
     blocks: list[PoolBlockId] = field(default_factory=list)
-    # The number of its first tokens whose KV other requests had left there.
+    # The number of its first tokens with KV that other requests had left there.
     num_found: int = 0
     # Whether it shares no KV in the pool, because a copy of what it had there has failed.
     is_alone: bool = False

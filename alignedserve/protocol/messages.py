@@ -419,7 +419,7 @@ class Work(Message):
     deadlines: Deadlines = Deadlines()
     # The predicted number of output tokens in all; 0: unknown.
     predicted_len: int = 0
-    # The number of its first tokens whose KV other requests had left in the pool.
+    # The number of its first tokens with KV that other requests had left in the pool.
     num_found: int = 0
 
 
