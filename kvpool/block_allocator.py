@@ -17,9 +17,9 @@ ends of prompts go first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import takewhile
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,21 @@ from numpy.typing import NDArray
 from alignedserve.kvpool.owners import Allocation, AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 
-# Entries of the heap of kept blocks beyond twice their number at which void ones are removed.
-_MAX_VOID = 1024
+# A block's count has the number of spare requests that list it in the low half, and that of others in the high half.
+_SPARE = 1
+_NEEDED = 1 << 32
+# The largest number of runs of kept blocks at which void ones are not looked for.
+_MAX_RUNS = 1024
+
+
+@dataclass(order=True, slots=True)
+class _Run:
+    """Kept blocks of a request that were last used together, each the parent of the next one."""
+
+    last_used: int
+    # Minus the number of ancestors of the first block. Of runs that were last used together, deeper ones go first.
+    order: int
+    blocks: list[PoolBlockId] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -55,18 +68,20 @@ class BlockAllocator:
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
             state: {} for state in AllocationState
         }
-        # For each block, the number of requests that list it, and of those among them that are no spares.
-        self._num_owners = np.zeros(table.size, np.int64)
-        self._num_pins = np.zeros(table.size, np.int64)
-        self._num_pinned = self.num_shared_blocks = 0
+        # For each block, the requests that list it: see _NEEDED. `_num_needed` is the number of blocks that a request
+        # lists which is no spare.
+        self._counts = np.zeros(table.size, np.int64)
+        self._num_needed = 0
         self._hash_of: dict[PoolBlockId, bytes] = {}
         self._known: dict[bytes, PoolBlockId] = {}
         # Counts events: a block or a spare is the older, the lower the number at which it was last used.
         self._now = 0
+        # For each block that is listed, when a request that listed it as well was last used.
         self._last_used = np.zeros(table.size, np.int64)
-        # Kept blocks, each with its entry in the heap. All others in the heap are void.
-        self._kept: dict[PoolBlockId, tuple[int, int, PoolBlockId]] = {}
-        self._heap: list[tuple[int, int, PoolBlockId]] = []
+        # Kept blocks, each with its run. `_runs` is a heap; blocks in a run that are no longer kept as part of it are
+        # void.
+        self._kept: dict[PoolBlockId, _Run] = {}
+        self._runs: list[_Run] = []
         self._recover(deadline_s)
 
     def _recover(self, deadline_s: float) -> None:
@@ -75,13 +90,13 @@ class BlockAllocator:
         for allocation in found.allocations:
             allocation.deadline_s = deadline_s
             self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
-            self._own(np.array(allocation.blocks), is_pinned=allocation.state is not AllocationState.SPARE)
+            self._count(allocation.numbers, _SPARE if allocation.is_spare else _NEEDED)
             rows.add(allocation.row)
         for block, block_hash, depth in found.known:
             self._hash_of[block], self._known[block_hash] = block_hash, block
-            if not self._num_owners[block]:
-                self._keep(block, depth)
-        is_used = self._num_owners.astype(bool)
+            if not self._counts[block]:
+                self._keep([block], 0, depth)
+        is_used = self._counts.astype(bool)
         is_used[[*self._kept]] = True
         # Stacks: the last freed block is used next, while it is still cached.
         self._free = [PoolBlockId(block) for block in np.flatnonzero(~is_used)[::-1].tolist()]
@@ -98,11 +113,16 @@ class BlockAllocator:
     @property
     def num_spare_blocks(self) -> int:
         """The number of blocks that are freed when they are needed."""
-        return self.num_blocks - len(self._free) - self._num_pinned
+        return self.num_blocks - len(self._free) - self._num_needed
 
     @property
     def num_kept_blocks(self) -> int:
         return len(self._kept)
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """The number of blocks that several requests list. Counted anew each time."""
+        return int(np.count_nonzero((self._counts & (_NEEDED - 1)) + (self._counts >> 32) > 1))
 
     @property
     def allocations(self) -> Iterable[Allocation]:
@@ -133,14 +153,14 @@ class BlockAllocator:
             return None
         num_found = len(found) * self._block_size
         if allocation is None:
-            for block in found:
-                self._kept.pop(block, None)
-            self._own(np.array(found, np.int64), is_pinned=True)
+            numbers = np.array(found, np.int64)
+            if found:
+                self._take_found(found, numbers)
+            dropped = self._make_room(num_missing, needs_row=True)
+            allocation = self._begin(key, found, numbers, hashes)
         else:
             self._enter(allocation, AllocationState.RESERVED)
-        dropped = self._make_room(num_missing, needs_row=allocation is None)
-        if allocation is None:
-            allocation = self._begin(key, found, hashes)
+            dropped = self._make_room(num_missing, needs_row=False)
         allocation.deadline_s = deadline_s
         if num_missing > 0:
             self._grow(allocation, num_missing)
@@ -181,8 +201,8 @@ class BlockAllocator:
     def release(self, key: RequestKey) -> None:
         """Takes all blocks from the request. Safe to repeat."""
         if allocation := self._allocations.get(key):
-            self._use(allocation)
-            self._remove(allocation)
+            self._now += 1
+            self._remove(allocation, self._now)
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         """Lets no further request have the blocks known by these hashes, nor those that continue them: their KV may be
@@ -208,7 +228,7 @@ class BlockAllocator:
             )
         if len({*used, *self._free}) != self.num_blocks:
             raise RuntimeError(f"{len({*used, *self._free})} distinct blocks of {self.num_blocks}")
-        self._check_owners(listed)
+        self._check_owners()
         table = self._table
         if (table.num_requests, table.num_known) != (len(self._allocations), len(self._hash_of)):
             raise RuntimeError(
@@ -220,25 +240,21 @@ class BlockAllocator:
                 f"{len(self._known)} hashes of {len(self._hash_of)} known blocks, {len(self._kept)} kept"
             )
 
-    def _check_owners(self, listed: Sequence[PoolBlockId]) -> None:
-        num_owners = np.bincount(np.array(listed, np.int64), minlength=self.num_blocks)
-        if (wrong := num_owners != self._num_owners).any():
+    def _check_owners(self) -> None:
+        counts = np.zeros(self.num_blocks, np.int64)
+        for allocation in self._allocations.values():
+            if allocation.numbers.tolist() != allocation.blocks:
+                raise RuntimeError(
+                    f"request {allocation.key} lists {len(allocation.blocks)} blocks, and others are counted"
+                )
+            counts[allocation.numbers] += _SPARE if allocation.is_spare else _NEEDED
+        if (wrong := counts != self._counts).any():
             block = int(np.argmax(wrong))
             raise RuntimeError(
-                f"block {block} counts {self._num_owners[block]} requests, and {num_owners[block]} list it"
+                f"block {block} counts {_both(self._counts[block])}, and {_both(counts[block])} list it"
             )
-        pinned = [
-            block
-            for allocation in self._allocations.values()
-            if allocation.state is not AllocationState.SPARE
-            for block in allocation.blocks
-        ]
-        num_shared = int(np.count_nonzero(num_owners > 1))
-        if (len({*pinned}), num_shared) != (self._num_pinned, self.num_shared_blocks):
-            raise RuntimeError(
-                f"{self._num_pinned} blocks are counted as needed and {self.num_shared_blocks} as shared, "
-                f"and {len({*pinned})} and {num_shared} are"
-            )
+        if (num_needed := int(np.count_nonzero(counts >= _NEEDED))) != self._num_needed:
+            raise RuntimeError(f"{self._num_needed} blocks are counted as needed, and {num_needed} are")
 
     def check_idle(self) -> None:
         """Raises if a request has blocks."""
@@ -253,8 +269,12 @@ class BlockAllocator:
 
     def _find(self, hashes: Sequence[bytes]) -> list[PoolBlockId]:
         """Returns the blocks of the leading hashes that are known."""
-        known = self._known
-        return [known[each] for each in takewhile(known.__contains__, hashes)] if known else []
+        found = list[PoolBlockId]()
+        for block in map(self._known.get, hashes):
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def _publish(self, allocation: Allocation) -> None:
         """Makes the request's full blocks known, as far as their KV is committed."""
@@ -262,67 +282,95 @@ class BlockAllocator:
         end = min(len(hashes), allocation.num_tokens // self._block_size)
         if first >= end:
             return
-        blocks = allocation.blocks[first:end]
-        fresh = list(takewhile(lambda each: each not in self._known, hashes[first:end]))
+        fresh = hashes[first:end]
         if first and allocation.blocks[first - 1] not in self._hash_of:
-            fresh = []
+            fresh = ()
+        elif any(map(self._known.__contains__, fresh)):
+            fresh = fresh[: next(index for index, each in enumerate(fresh) if each in self._known)]
         if fresh:
-            self._table.publish(blocks[: len(fresh)], fresh)
-            self._hash_of.update(zip(blocks, fresh, strict=False))
-            self._known.update(zip(fresh, blocks, strict=False))
+            blocks = allocation.blocks[first : first + len(fresh)]
+            self._table.publish(allocation.numbers[first : first + len(fresh)], fresh)
+            self._hash_of.update(zip(blocks, fresh, strict=True))
+            self._known.update(zip(fresh, blocks, strict=True))
         allocation.num_published = end
         if end == len(hashes) or first + len(fresh) < end:
             # Nothing can follow a block that is not known.
             allocation.hashes = ()
 
-    def _keep(self, block: PoolBlockId, depth: int) -> None:
-        entry = self._kept[block] = int(self._last_used[block]), -depth, block
-        heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._kept) + _MAX_VOID:
-            self._heap = list(self._kept.values())
-            heapify(self._heap)
+    def _keep(self, blocks: list[PoolBlockId], last_used: int, first: int) -> None:
+        """Keeps a chain of known blocks, of which the first one has `first` ancestors."""
+        run = _Run(last_used, -first, blocks)
+        self._kept.update(dict.fromkeys(blocks, run))
+        heappush(self._runs, run)
+        if len(self._runs) > _MAX_RUNS + 2 * len(self._kept):
+            self._runs = list({id(each): each for each in self._kept.values()}.values())
+            heapify(self._runs)
 
-    def _oldest_kept(self) -> tuple[int, int, PoolBlockId] | None:
-        while self._heap and self._kept.get(self._heap[0][-1]) != self._heap[0]:
-            heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-    def _use(self, allocation: Allocation) -> None:
-        self._now += 1
-        self._last_used[allocation.blocks] = self._now
+    def _oldest_run(self) -> _Run | None:
+        """Returns the run of which the last block goes first."""
+        while self._runs:
+            run = self._runs[0]
+            while run.blocks and self._kept.get(run.blocks[-1]) is not run:
+                run.blocks.pop()
+            if run.blocks:
+                return run
+            heappop(self._runs)
+        return None
 
     # ---- owners ------------------------------------------------------------------------------------------------------
 
-    def _own(self, blocks: NDArray[np.int64], is_pinned: bool) -> None:
-        """Counts one more request that lists these blocks."""
-        self._num_owners[blocks] += 1
-        self.num_shared_blocks += int(np.count_nonzero(self._num_owners[blocks] == 2))
-        if is_pinned:
-            self._pin(blocks)
+    def _count(self, numbers: NDArray[np.int64], owner: int) -> NDArray[np.int64]:
+        """Counts one more request that lists these blocks. Returns their counts before."""
+        before = self._counts[numbers]
+        self._counts[numbers] = before + owner
+        if owner != _SPARE:
+            self._num_needed += len(before) - int(np.count_nonzero(before >= _NEEDED))
+        return before
 
-    def _pin(self, blocks: NDArray[np.int64]) -> None:
-        self._num_pins[blocks] += 1
-        self._num_pinned += int(np.count_nonzero(self._num_pins[blocks] == 1))
+    def _take_found(self, found: Sequence[PoolBlockId], numbers: NDArray[np.int64]) -> None:
+        num_listed = int(np.count_nonzero(self._count(numbers, _NEEDED)))
+        # A request that lists a block also lists those before it.
+        for block in found[num_listed:]:
+            del self._kept[block]
+            self._last_used[block] = 0
 
-    def _unpin(self, blocks: NDArray[np.int64]) -> None:
-        self._num_pins[blocks] -= 1
-        self._num_pinned -= int(np.count_nonzero(self._num_pins[blocks] == 0))
-
-    def _disown(self, blocks: Sequence[PoolBlockId], first: int, is_pinned: bool) -> None:
-        """Counts one request less that lists these blocks, of which the first one has `first` ancestors."""
-        numbers = np.array(blocks, np.int64)
-        if is_pinned:
-            self._unpin(numbers)
-        self._num_owners[numbers] -= 1
-        left = self._num_owners[numbers]
-        self.num_shared_blocks -= int(np.count_nonzero(left == 1))
+    def _disown(self, allocation: Allocation, first: int, last_used: int) -> None:
+        """Takes the blocks from number `first` on from the request, which was last used at `last_used`."""
+        blocks, numbers = allocation.blocks[first:], allocation.numbers[first:]
+        left = self._counts[numbers]
+        if allocation.is_spare:
+            left -= _SPARE
+        else:
+            left -= _NEEDED
+            self._num_needed -= len(left) - int(np.count_nonzero(left >= _NEEDED))
+        self._counts[numbers] = left
         # A request that lists a block also lists those before it.
         num_listed = int(np.count_nonzero(left))
-        for index in range(len(blocks) - 1, num_listed - 1, -1):
-            if (block := blocks[index]) in self._hash_of:
-                self._keep(block, first + index)
-            else:
-                self._free.append(block)
+        if num_listed:
+            listed = numbers[:num_listed]
+            self._last_used[listed] = np.maximum(self._last_used[listed], last_used)
+        end = len(blocks)
+        while end > num_listed and blocks[end - 1] not in self._hash_of:
+            end -= 1
+        self._free += blocks[end:][::-1]
+        if end > num_listed:
+            self._keep_chain(blocks, numbers, num_listed, end, first, last_used)
+
+    def _keep_chain(
+        self,
+        blocks: Sequence[PoolBlockId],
+        numbers: NDArray[np.int64],
+        begin: int,
+        end: int,
+        first: int,
+        last_used: int,
+    ) -> None:
+        """Keeps these blocks, in runs that were last used together."""
+        stamps = np.maximum(self._last_used[numbers[begin:end]], last_used)
+        self._last_used[numbers[begin:end]] = 0
+        cuts = [0, *(np.flatnonzero(np.diff(stamps)) + 1).tolist(), end - begin]
+        for start, stop in pairwise(cuts):
+            self._keep([*blocks[begin + start : begin + stop]], int(stamps[start]), first + begin + start)
 
     # ---- room --------------------------------------------------------------------------------------------------------
 
@@ -334,8 +382,8 @@ class BlockAllocator:
             return False
         if num_missing <= len(self._free):
             return True
-        own = allocation.blocks if allocation else found
-        num_own = int(np.count_nonzero(self._num_pins[np.array(own, np.int64)] == 0))
+        numbers = allocation.numbers if allocation else np.array(found, np.int64)
+        num_own = int(np.count_nonzero(self._counts[numbers] < _NEEDED))
         return num_missing <= len(self._free) + self.num_spare_blocks - num_own
 
     def _make_room(self, num_missing: int, needs_row: bool) -> list[RequestKey]:
@@ -344,75 +392,97 @@ class BlockAllocator:
         if num_missing > len(self._free):
             spares = iter([*self._in_state[AllocationState.SPARE].values()])
             spare = next(spares, None)
-        while num_missing > len(self._free):
-            kept = self._oldest_kept()
-            if kept and (spare is None or kept[0] <= spare.since):
-                self._drop_kept(kept[-1])
+        while (num_short := num_missing - len(self._free)) > 0:
+            run = self._oldest_run()
+            if run and (spare is None or run.last_used <= spare.since):
+                self._drop_kept(run, num_short)
                 continue
             if spare is None:
                 raise RuntimeError(
                     f"{num_missing} blocks are needed, {len(self._free)} are free and nothing is spare"
                 )
-            if not self._num_pins[spare.blocks].all():
+            if (self._counts[spare.numbers] < _NEEDED).any():
                 dropped.append(spare)
-                self._remove(spare)
+                self._remove(spare, spare.since)
             spare = next(spares, None)
         if needs_row and not self._free_rows:
             dropped.append(next(iter(self._in_state[AllocationState.SPARE].values())))
-            self._remove(dropped[-1])
+            self._remove(dropped[-1], dropped[-1].since)
         return [each.key for each in dropped]
 
-    def _drop_kept(self, block: PoolBlockId) -> None:
-        del self._kept[block]
-        self._table.forget([block])
-        del self._known[self._hash_of.pop(block)]
-        self._free.append(block)
+    def _drop_kept(self, run: _Run, at_most: int) -> None:
+        """Frees blocks at the end of the run."""
+        blocks = list[PoolBlockId]()
+        while run.blocks and len(blocks) < at_most and self._kept.get(run.blocks[-1]) is run:
+            blocks.append(run.blocks.pop())
+        self._table.forget(blocks)
+        for block in blocks:
+            del self._kept[block]
+            del self._known[self._hash_of.pop(block)]
+        self._free += blocks
 
     # ---- each of these leaves allocator and table in step ----
 
-    def _begin(self, key: RequestKey, found: list[PoolBlockId], hashes: Sequence[bytes]) -> Allocation:
+    def _begin(
+        self,
+        key: RequestKey,
+        found: list[PoolBlockId],
+        numbers: NDArray[np.int64],
+        hashes: Sequence[bytes],
+    ) -> Allocation:
         num_tokens, row = len(found) * self._block_size, self._free_rows.pop()
-        allocation = Allocation(key, found, num_tokens, AllocationState.RESERVED, row)
+        allocation = Allocation(key, found, num_tokens, AllocationState.RESERVED, row, numbers)
         allocation.hashes, allocation.num_published = hashes, len(found)
         self._table.begin(row, key, num_tokens, allocation.state)
         self._allocations[key] = self._in_state[allocation.state][key] = allocation
         return allocation
 
     def _enter(self, allocation: Allocation, state: AllocationState) -> None:
-        was_spare, is_spare = (each is AllocationState.SPARE for each in (allocation.state, state))
-        if was_spare != is_spare:
-            (self._unpin if is_spare else self._pin)(np.array(allocation.blocks, np.int64))
+        was_spare = allocation.is_spare
         self._in_state[allocation.state].pop(allocation.key, None)
         allocation.state = state
         self._in_state[state][allocation.key] = allocation
         self._table.record(allocation.row, allocation.num_tokens, state)
+        if was_spare and not allocation.is_spare:
+            self._count(allocation.numbers, _NEEDED - _SPARE)
+        elif allocation.is_spare and not was_spare:
+            left = self._counts[allocation.numbers] - (_NEEDED - _SPARE)
+            self._counts[allocation.numbers] = left
+            self._num_needed -= len(left) - int(np.count_nonzero(left >= _NEEDED))
 
     def _grow(self, allocation: Allocation, count: int) -> None:
         added = self._free[-count:][::-1]
         del self._free[-count:]
-        self._table.extend(allocation.row, allocation.blocks, added)
-        allocation.blocks.extend(added)
-        self._own(np.array(added, np.int64), is_pinned=True)
+        numbers = np.array(added, np.int64)
+        self._table.extend(allocation.row, allocation.blocks, numbers)
+        allocation.blocks += added
+        allocation.numbers = np.concatenate((allocation.numbers, numbers))
+        self._counts[numbers] = _NEEDED
+        self._num_needed += count
 
-    def _shrink(self, allocation: Allocation, num_kept: int) -> None:
+    def _shrink(self, allocation: Allocation, num_kept: int, last_used: int) -> None:
         self._table.shrink(allocation.row, allocation.blocks, num_kept)
-        is_pinned = allocation.state is not AllocationState.SPARE
-        self._disown(allocation.blocks[num_kept:], num_kept, is_pinned)
+        self._disown(allocation, num_kept, last_used)
         del allocation.blocks[num_kept:]
+        allocation.numbers = allocation.numbers[:num_kept]
 
-    def _remove(self, allocation: Allocation) -> None:
-        self._shrink(allocation, 0)
+    def _remove(self, allocation: Allocation, last_used: int) -> None:
+        self._shrink(allocation, 0, last_used)
         self._free_rows.append(allocation.row)
         del self._allocations[allocation.key]
         del self._in_state[allocation.state][allocation.key]
 
     def _fall_back(self, allocation: Allocation) -> None:
+        self._now += 1
         num_kept = self.blocks_for(allocation.num_tokens)
         if not num_kept:
-            self._remove(allocation)
+            self._remove(allocation, self._now)
             return
-        self._use(allocation)
         if num_kept < len(allocation.blocks):
-            self._shrink(allocation, num_kept)
+            self._shrink(allocation, num_kept, self._now)
         self._enter(allocation, AllocationState.SPARE)
         allocation.since = self._now
+
+
+def _both(count: int) -> str:
+    return f"{count >> 32} requests and {count & (_NEEDED - 1)} spares"

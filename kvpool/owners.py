@@ -52,6 +52,8 @@ class Allocation:
     state: AllocationState
     # Its row in the owner table.
     row: int
+    # The blocks, as an array.
+    numbers: NDArray[np.int64]
     # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
     # The hashes of its first blocks, as far as they may become known. The first `num_published` need nothing more.
@@ -59,6 +61,10 @@ class Allocation:
     num_published: int = 0
     # When it became a spare: see `BlockAllocator`.
     since: int = 0
+
+    @property
+    def is_spare(self) -> bool:
+        return self.state is AllocationState.SPARE
 
 
 @dataclass
@@ -103,26 +109,28 @@ class OwnerTable:
         self._key[row] = key
         self.record(row, num_tokens, state)
 
-    def extend(self, row: int, blocks: Sequence[PoolBlockId], added: Sequence[PoolBlockId]) -> None:
+    def extend(self, row: int, blocks: Sequence[PoolBlockId], added: NDArray[np.int64]) -> None:
         """Appends `added`, which nothing else uses, to the request's `blocks`."""
-        before = blocks[-1] + 1 if blocks else 0
-        self._parent[added] = [before, *(block + 1 for block in added[:-1])]
-        self._point(row, added[-1], len(blocks) + len(added))
+        parents = np.empty_like(added)
+        parents[0] = blocks[-1] + 1 if blocks else 0
+        parents[1:] = added[:-1] + 1
+        self._parent[added] = parents
+        self._point(row, int(added[-1]), len(blocks) + len(added))
 
     def shrink(self, row: int, blocks: Sequence[PoolBlockId], num_kept: int) -> None:
         """Keeps the first of the request's `blocks`. Its row is free if that is none."""
-        self._point(row, blocks[num_kept - 1] if num_kept else PoolBlockId(0), num_kept)
+        self._point(row, blocks[num_kept - 1] if num_kept else 0, num_kept)
 
     def record(self, row: int, num_tokens: int, state: AllocationState) -> None:
         self._num_tokens[row] = num_tokens
         self._state[row] = state
 
-    def _point(self, row: int, tail: PoolBlockId, num_blocks: int) -> None:
+    def _point(self, row: int, tail: int, num_blocks: int) -> None:
         self._tail[row] = tail << _COUNT_BITS | num_blocks
 
     # ---- content -----------------------------------------------------------------------------------------------------
 
-    def publish(self, blocks: Sequence[PoolBlockId], hashes: Sequence[bytes]) -> None:
+    def publish(self, blocks: NDArray[np.int64], hashes: Sequence[bytes]) -> None:
         """Makes the blocks known by these hashes. The parent of the first one is known, or there is none."""
         words = np.frombuffer(b"".join(hashes), np.int64).reshape(-1, _HASH_WORDS)
         self._hash[:, blocks] = words.T
@@ -180,6 +188,7 @@ class OwnerTable:
                 int(self._num_tokens[row]),
                 AllocationState(int(self._state[row])),
                 row,
+                blocks[end - count : end],
             )
             for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True)
         ]

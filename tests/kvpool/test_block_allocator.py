@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
@@ -136,11 +137,13 @@ def test_broken_counts_are_told_with_both_numbers() -> None:
         allocator.check()
     allocator._free.pop()
     allocator._table.begin(3, B, 1, AllocationState.HELD)
-    allocator._table.extend(3, [], allocator._free)
+    allocator._table.extend(3, [], np.array(allocator._free))
     with pytest.raises(RuntimeError, match=r"2 requests and 0 known blocks, and there are 1 and 0"):
         allocator.check()
-    allocator._num_owners[0] += 1
-    with pytest.raises(RuntimeError, match=r"block 0 counts 2 requests, and 1 list it"):
+    allocator._counts[0] += 1
+    with pytest.raises(
+        RuntimeError, match=r"0 counts 1 requests and 1 spares, and 1 requests and 0 spares list"
+    ):
         allocator.check()
 
 
