@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,11 +149,11 @@ class BlockAllocator:
         if allocation is None:
             found = self._find(hashes[: (num_tokens - 1) // self._block_size])
         num_missing = self.blocks_for(num_tokens) - len(allocation.blocks if allocation else found)
-        if not self._has_room(allocation, found, num_missing):
+        numbers = allocation.numbers if allocation else np.array(found, np.int64)
+        if not self._has_room(numbers, num_missing, needs_row=allocation is None):
             return None
         num_found = len(found) * self._block_size
         if allocation is None:
-            numbers = np.array(found, np.int64)
             if found:
                 self._take_found(found, numbers)
             dropped = self._make_room(num_missing, needs_row=True)
@@ -374,26 +374,20 @@ class BlockAllocator:
 
     # ---- room --------------------------------------------------------------------------------------------------------
 
-    def _has_room(
-        self, allocation: Allocation | None, found: Sequence[PoolBlockId], num_missing: int
-    ) -> bool:
-        """Returns whether enough blocks are free or spare, beside those that the request has or has found."""
-        if allocation is None and not (self._free_rows or self._in_state[AllocationState.SPARE]):
+    def _has_room(self, numbers: NDArray[np.int64], num_missing: int, needs_row: bool) -> bool:
+        """Returns whether enough blocks are free or spare, beside these, which the request has or has found."""
+        if needs_row and not (self._free_rows or self._in_state[AllocationState.SPARE]):
             return False
         if num_missing <= len(self._free):
             return True
-        numbers = allocation.numbers if allocation else np.array(found, np.int64)
         num_own = int(np.count_nonzero(self._counts[numbers] < _NEEDED))
         return num_missing <= len(self._free) + self.num_spare_blocks - num_own
 
     def _make_room(self, num_missing: int, needs_row: bool) -> list[RequestKey]:
         """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
-        dropped, spare = list[Allocation](), None
-        if num_missing > len(self._free):
-            spares = iter([*self._in_state[AllocationState.SPARE].values()])
-            spare = next(spares, None)
+        spares, num_passed, dropped = self._in_state[AllocationState.SPARE], 0, list[Allocation]()
         while (num_short := num_missing - len(self._free)) > 0:
-            run = self._oldest_run()
+            run, spare = self._oldest_run(), next(islice(spares.values(), num_passed, None), None)
             if run and (spare is None or run.last_used <= spare.since):
                 self._drop_kept(run, num_short)
                 continue
@@ -404,9 +398,10 @@ class BlockAllocator:
             if (self._counts[spare.numbers] < _NEEDED).any():
                 dropped.append(spare)
                 self._remove(spare, spare.since)
-            spare = next(spares, None)
+            else:
+                num_passed += 1
         if needs_row and not self._free_rows:
-            dropped.append(next(iter(self._in_state[AllocationState.SPARE].values())))
+            dropped.append(next(iter(spares.values())))
             self._remove(dropped[-1], dropped[-1].since)
         return [each.key for each in dropped]
 
