@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 import pytest
@@ -48,6 +49,10 @@ async def restarted(client: Client, name: InstanceId) -> None:
     client.processes.kill(name)
     client.processes.start(name)
     await client.until_all_up()
+
+
+def has_heard(client: Client, num_tokens: int) -> bool:
+    return client.num_tokens >= num_tokens
 
 
 def check(processes: Processes, streams: Sequence[Stream]) -> None:
@@ -110,7 +115,7 @@ def test_one_ends_while_others_list_the_same_blocks_and_are_evicted(borrow: Borr
             await finished(client, requests_of(21, 1, num_output=4))
             streams = [client.submit(each) for each in requests_of(22, 12, 150, common_seed=21)]
             for number, stream in enumerate(streams[:3]):
-                await client.until(lambda least=heard + 60 * (number + 1): client.num_tokens >= least)
+                await client.until(partial(has_heard, client, heard + 60 * (number + 1)))
                 client.close(stream.request.key, "abort")
             await restarted(client, POOL)
             await client.until(lambda: all_ended(streams[3:]))

@@ -171,11 +171,11 @@ def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
     kv = engine_of(rig.worker).cache.blocks
     kv[:, :, :, :, :, 0] = float("nan")
     assert run(rig, other(LONG)) == 32
-    assert rig.news[-1].finish_reason == "error"
+    assert rig.news[-1].finish_reason == "error" and rig.news[-1].is_spoilt
     kv.zero_()
     # neither what it computed nor what it shared
     assert run(rig, work(LONG)) == 0
-    assert rig.news[-1].finish_reason is None
+    assert rig.news[-1].finish_reason is None and not rig.news[-1].is_spoilt
     rig.check_idle()
 
 
