@@ -16,6 +16,7 @@ ends of prompts go first.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -269,12 +270,10 @@ class BlockAllocator:
 
     def _find(self, hashes: Sequence[bytes]) -> list[PoolBlockId]:
         """Returns the blocks of the leading hashes that are known."""
-        found = list[PoolBlockId]()
-        for block in map(self._known.get, hashes):
-            if block is None:
-                break
-            found.append(block)
-        return found
+        known = self._known
+        # If a hash is known, those before it are.
+        count = bisect_left(hashes, True, key=lambda each: each not in known)
+        return [*map(known.__getitem__, hashes[:count])]
 
     def _publish(self, allocation: Allocation) -> None:
         """Makes the request's full blocks known, as far as their KV is committed."""
@@ -282,19 +281,17 @@ class BlockAllocator:
         end = min(len(hashes), allocation.num_tokens // self._block_size)
         if first >= end:
             return
-        fresh = hashes[first:end]
-        if first and allocation.blocks[first - 1] not in self._hash_of:
-            fresh = ()
-        elif any(map(self._known.__contains__, fresh)):
-            fresh = fresh[: next(index for index, each in enumerate(fresh) if each in self._known)]
-        if fresh:
-            blocks = allocation.blocks[first : first + len(fresh)]
-            self._table.publish(allocation.numbers[first : first + len(fresh)], fresh)
-            self._hash_of.update(zip(blocks, fresh, strict=True))
-            self._known.update(zip(fresh, blocks, strict=True))
-        allocation.num_published = end
-        if end == len(hashes) or first + len(fresh) < end:
+        is_known = hashes[first] in self._known
+        if is_known or (first and allocation.blocks[first - 1] not in self._hash_of):
             # Nothing can follow a block that is not known.
+            allocation.hashes = ()
+            return
+        blocks, fresh = allocation.blocks[first:end], hashes[first:end]
+        self._table.publish(allocation.numbers[first:end], fresh)
+        self._hash_of.update(zip(blocks, fresh, strict=True))
+        self._known.update(zip(fresh, blocks, strict=True))
+        allocation.num_published = end
+        if end == len(hashes):
             allocation.hashes = ()
 
     def _keep(self, blocks: list[PoolBlockId], last_used: int, first: int) -> None:
