@@ -40,7 +40,7 @@ class _Run:
     """Kept blocks of a request that were last used together, each the parent of the next one."""
 
     last_used: int
-    # Minus the number of ancestors of the first block. Of runs that were last used together, deeper ones go first.
+    # Minus the number of ancestors of the first block: the deepest run goes first among those last used together.
     order: int
     blocks: list[PoolBlockId] = field(compare=False)
 
