@@ -175,7 +175,7 @@ class BlockAllocator:
         allocation = self._allocations.get(key)
         if allocation is None or len(allocation.blocks) < self.blocks_for(num_tokens):
             return False
-        allocation.num_tokens = num_tokens
+        allocation.num_tokens, allocation.is_new = num_tokens, False
         self._enter(allocation, AllocationState.HELD)
         if allocation.hashes:
             self._publish(allocation)
@@ -424,8 +424,8 @@ class BlockAllocator:
     ) -> Allocation:
         num_tokens, row = len(found) * self._block_size, self._free_rows.pop()
         allocation = Allocation(key, found, num_tokens, AllocationState.RESERVED, row, numbers)
-        allocation.hashes, allocation.num_published = hashes, len(found)
-        self._table.begin(row, key, num_tokens, allocation.state)
+        allocation.hashes, allocation.num_published, allocation.is_new = hashes, len(found), True
+        self._table.begin(row, key, num_tokens, allocation.state, is_new=True)
         self._allocations[key] = self._in_state[allocation.state][key] = allocation
         return allocation
 
@@ -434,7 +434,7 @@ class BlockAllocator:
         self._in_state[allocation.state].pop(allocation.key, None)
         allocation.state = state
         self._in_state[state][allocation.key] = allocation
-        self._table.record(allocation.row, allocation.num_tokens, state)
+        self._table.record(allocation.row, allocation.num_tokens, state, allocation.is_new)
         if was_spare and not allocation.is_spare:
             self._count(allocation.numbers, _NEEDED - _SPARE)
         elif allocation.is_spare and not was_spare:
@@ -472,6 +472,8 @@ class BlockAllocator:
             return
         if num_kept < len(allocation.blocks):
             self._shrink(allocation, num_kept, self._now)
+        # No instance fills its blocks any more.
+        allocation.is_new = False
         self._enter(allocation, AllocationState.SPARE)
         allocation.since = self._now
 

@@ -61,6 +61,8 @@ class Allocation:
     num_published: int = 0
     # When it became a spare: see `BlockAllocator`.
     since: int = 0
+    # Whether nothing was committed yet: the KV of its first tokens was found.
+    is_new: bool = False
 
     @property
     def is_spare(self) -> bool:
@@ -82,7 +84,7 @@ class OwnerTable:
         """`columns` has shape [NUM_COLUMNS, number of blocks]. If it is all zeros, all blocks are free."""
         # For each block. A parent is stored as its number + 1; 0: none.
         self._parent, self._is_known, self._hash = columns[0], columns[1], columns[2 : 2 + _HASH_WORDS]
-        # For each request. There are as many rows as blocks.
+        # For each request. There are as many rows as blocks. The number of tokens is negative as long as it is new.
         self._key, self._num_tokens, self._state, self._tail = columns[2 + _HASH_WORDS :]
 
     @classmethod
@@ -104,10 +106,12 @@ class OwnerTable:
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def begin(self, row: int, key: RequestKey, num_tokens: int, state: AllocationState) -> None:
+    def begin(
+        self, row: int, key: RequestKey, num_tokens: int, state: AllocationState, is_new: bool = False
+    ) -> None:
         """Writes the data of a request in a free row. It exists from its first blocks on."""
         self._key[row] = key
-        self.record(row, num_tokens, state)
+        self.record(row, num_tokens, state, is_new)
 
     def extend(self, row: int, blocks: Sequence[PoolBlockId], added: NDArray[np.int64]) -> None:
         """Appends `added`, which nothing else uses, to the request's `blocks`."""
@@ -121,8 +125,8 @@ class OwnerTable:
         """Keeps the first of the request's `blocks`. Its row is free if that is none."""
         self._point(row, blocks[num_kept - 1] if num_kept else 0, num_kept)
 
-    def record(self, row: int, num_tokens: int, state: AllocationState) -> None:
-        self._num_tokens[row] = num_tokens
+    def record(self, row: int, num_tokens: int, state: AllocationState, is_new: bool = False) -> None:
+        self._num_tokens[row] = -num_tokens if is_new else num_tokens
         self._state[row] = state
 
     def _point(self, row: int, tail: int, num_blocks: int) -> None:
@@ -185,10 +189,11 @@ class OwnerTable:
             Allocation(
                 RequestKey(int(keys[row])),
                 flat[end - count : end],
-                int(self._num_tokens[row]),
+                abs(int(self._num_tokens[row])),
                 AllocationState(int(self._state[row])),
                 row,
                 blocks[end - count : end],
+                is_new=int(self._num_tokens[row]) <= 0,
             )
             for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True)
         ]

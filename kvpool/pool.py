@@ -96,7 +96,10 @@ class Pool:
         """Lists the pool's content, including reservations, and empties the tree: nothing is a candidate until it is
         committed again."""
         self._tree = QuadTree(self._tree.span)
-        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
+        return [
+            Stored(each.key, list(each.blocks), each.num_tokens, each.is_new)
+            for each in self._allocator.allocations
+        ]
 
     @property
     def num_blocks(self) -> int:

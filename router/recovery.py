@@ -48,7 +48,7 @@ class Orphans:
         earlier router may have received more of its tokens than the gateway did. Blocks that were only reserved do not
         count, because an instance may still be filling them."""
         orphan = self._found.get(key)
-        if orphan is None or not orphan.stored.num_tokens:
+        if orphan is None or not orphan.stored.num_tokens or orphan.stored.is_new:
             return None
         del self._found[key]
         stored = orphan.stored

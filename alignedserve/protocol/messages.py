@@ -141,6 +141,8 @@ class Stored(Message):
     key: RequestKey
     blocks: list[PoolBlockId]
     num_tokens: int
+    # Whether other requests had left that KV, and an instance may still be filling the other blocks.
+    is_new: bool = False
 
 
 class Welcome(Message):

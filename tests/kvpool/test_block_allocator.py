@@ -192,6 +192,28 @@ def test_a_request_that_is_found_in_part_has_that_kv_from_the_start() -> None:
     assert allocator.lapse(SOON) == [] and records(allocator)[B].blocks == tuple(grant.blocks[:3])
 
 
+def test_what_was_only_found_is_told_apart_until_it_is_committed_or_spare() -> None:
+    table = OwnerTable.plain(20)
+    allocator = BlockAllocator(table, 4, deadline_s=0)
+    shared(allocator, A, "aab")
+
+    def are_new() -> dict[RequestKey, bool]:
+        found = {each.key: each.is_new for each in allocator.allocations}
+        again = BlockAllocator(table, 4, deadline_s=0)
+        assert found == {each.key: each.is_new for each in again.allocations}
+        assert records(again) == records(allocator)
+        return found
+
+    for key in (B, C):
+        allocator.reserve(key, 13, SOON, hashes_of("aab", 3))
+    assert are_new() == {A: False, B: True, C: True}
+    allocator.make_spare(B)
+    assert allocator.commit(C, 12)
+    assert are_new() == {A: False, B: False, C: False}
+    allocator.reserve(C, 20, SOON)
+    assert are_new()[C] is False
+
+
 def test_the_last_token_s_block_is_always_its_own() -> None:
     allocator = allocator_of(10)
     shared(allocator, A, "aab", 12)

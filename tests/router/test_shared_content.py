@@ -185,3 +185,18 @@ def test_an_error_that_says_nothing_about_kv_leaves_it_known() -> None:
     script.first_token(finish_reason="error", error="no such grammar")
     assert not [message for _, message in script.take() if isinstance(message, Forget)]
     assert script.state().phase is Phase.LEAVING
+
+
+def test_what_an_instance_may_still_be_filling_is_not_claimed_by_a_new_router() -> None:
+    """Its blocks beyond what was found must not become free before the instance has dropped its orders."""
+    script = Script(connect=False)
+    inventory = [Stored(ONE, pool_blocks(10, 11, 12), 8, is_new=True)]
+    script.connect(POOL, inventory=inventory, enable_prefix_caching=True)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    script.take()
+    assert submit(script).key == ONE
+    # it has them all the same, and goes on after what was found
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8))
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert (work.num_cached, work.blocks) == (8, [10, 11, 12])
