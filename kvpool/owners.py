@@ -1,25 +1,35 @@
-"""The owner of each block, stored in the segment so that a restarted pool can recover.
+"""Which blocks each request lists, and which content blocks have: stored in the segment, so that a restarted pool can
+recover.
 
-Each block has a row: its request's key (0 if it has none), and its position among the request's blocks. The row of a
-request's first block also stores the data of the whole request. There `num_blocks` decides: blocks at lower positions
-belong to the request, others do not. It is one aligned word. It is written last when blocks are added and first when
-they are removed.
+Blocks form trees. Each block has a parent, the block of the tokens before its own. Any number of requests may list the
+same block: a request's row has its last block, and its other blocks are that block's ancestors. A block may be known by
+the hash of all tokens up to its end (`scheduling/prefixes.py`).
 
-So if a process is killed between any two writes, each request is intact, in its state before or after the change. Rows
-without a request may be left, which `recover` clears. No process uses their blocks, because an answer is only sent
-after the table is written.
+Two words decide. A request's last block and the number of its blocks are one aligned word: it is written last when
+blocks are added and first when they are removed. Whether a block is known is the other one: it is set after the hash,
+and cleared before the block gets another parent.
+
+So if a process is killed between any two writes, each request is intact, in its state before or after the change, and
+each known block has the content of its hash. The numbers of owners are not stored: they follow from the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.types import PoolBlockId, RequestKey
+
+# A row's word has the last block above the number of blocks.
+_COUNT_BITS = 32
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
+HASH_BYTES = 32
+_HASH_WORDS = HASH_BYTES // 8
 
 
 class AllocationState(IntEnum):
@@ -40,16 +50,42 @@ class Allocation:
     # Committed tokens. Their KV is in the first blocks.
     num_tokens: int
     state: AllocationState
+    # Its row in the owner table.
+    row: int
+    # The blocks, as an array.
+    numbers: NDArray[np.int64]
     # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
+    # The hashes of its first blocks, as far as they may become known. The first `num_published` need nothing more.
+    hashes: Sequence[bytes] = ()
+    num_published: int = 0
+    # When it became a spare: see `BlockAllocator`.
+    since: int = 0
+    # Whether nothing was committed yet: the KV of its first tokens was found.
+    is_new: bool = False
+
+    @property
+    def is_spare(self) -> bool:
+        return self.state is AllocationState.SPARE
+
+
+@dataclass
+class Recovered:
+    # In the order of their rows.
+    allocations: list[Allocation] = field(default_factory=list)
+    # Known blocks with their hashes and the number of their ancestors.
+    known: list[tuple[PoolBlockId, bytes, int]] = field(default_factory=list)
 
 
 class OwnerTable:
-    NUM_COLUMNS = 5
+    NUM_COLUMNS = 6 + _HASH_WORDS
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
         """`columns` has shape [NUM_COLUMNS, number of blocks]. If it is all zeros, all blocks are free."""
-        self._key, self._position, self._num_blocks, self._num_tokens, self._state = columns
+        # For each block. A parent is stored as its number + 1; 0: none.
+        self._parent, self._is_known, self._hash = columns[0], columns[1], columns[2 : 2 + _HASH_WORDS]
+        # For each request. There are as many rows as blocks. The number of tokens is negative as long as it is new.
+        self._key, self._num_tokens, self._state, self._tail = columns[2 + _HASH_WORDS :]
 
     @classmethod
     def plain(cls, num_blocks: int) -> OwnerTable:
@@ -61,49 +97,156 @@ class OwnerTable:
         return len(self._key)
 
     @property
-    def num_owned(self) -> int:
-        return int(np.count_nonzero(self._key))
+    def num_requests(self) -> int:
+        return int(np.count_nonzero(self._tail))
 
-    def extend(self, key: RequestKey, blocks: Sequence[PoolBlockId], added: Sequence[PoolBlockId]) -> None:
-        """Appends `added` to the request's `blocks`. If it had none, it becomes reserved."""
-        first, end = len(blocks), len(blocks) + len(added)
-        head = blocks[0] if blocks else added[0]
-        if not blocks:
-            self.record(head, 0, AllocationState.RESERVED)
-        self._position[added] = range(first, end)
-        self._key[added] = key
-        self._num_blocks[head] = end
+    @property
+    def num_known(self) -> int:
+        return int(np.count_nonzero(self._is_known))
 
-    def shrink(self, blocks: Sequence[PoolBlockId], num_kept: int) -> None:
-        self._num_blocks[blocks[0]] = num_kept
-        self._key[blocks[num_kept:]] = 0
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def record(self, head: PoolBlockId, num_tokens: int, state: AllocationState) -> None:
-        """Writes the data of the whole request. `head` is its first block."""
-        self._num_tokens[head] = num_tokens
-        self._state[head] = state
+    def begin(
+        self, row: int, key: RequestKey, num_tokens: int, state: AllocationState, is_new: bool = False
+    ) -> None:
+        """Writes the data of a request in a free row. It exists from its first blocks on."""
+        self._key[row] = key
+        self.record(row, num_tokens, state, is_new)
 
-    def recover(self) -> list[Allocation]:
-        """Returns the allocations in the order of their first blocks. Clears rows without a request."""
-        owned = np.flatnonzero(self._key)
-        rows = owned[np.lexsort((self._position[owned], self._key[owned]))]
-        keys = self._key[rows]
-        allocations = [self._allocation(head, rows, keys) for head in np.flatnonzero(self._num_blocks)]
-        whole = [block for allocation in allocations for block in allocation.blocks]
-        self._key[np.setdiff1d(owned, whole)] = 0
-        return allocations
+    def extend(self, row: int, blocks: Sequence[PoolBlockId], added: NDArray[np.int64]) -> None:
+        """Appends `added`, which nothing else uses, to the request's `blocks`."""
+        parents = np.empty_like(added)
+        parents[0] = blocks[-1] + 1 if blocks else 0
+        parents[1:] = added[:-1] + 1
+        self._parent[added] = parents
+        self._point(row, int(added[-1]), len(blocks) + len(added))
 
-    def _allocation(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Allocation:
-        """`rows` are all owned rows, sorted by key and position. `keys` are their keys."""
-        key, count = int(self._key[head]), int(self._num_blocks[head])
-        start = np.searchsorted(keys, key)
-        blocks = rows[start : start + count]
-        num_found = np.count_nonzero((self._key[blocks] == key) & (self._position[blocks] < count))
-        if num_found != count or blocks[0] != head:
-            raise RuntimeError(f"owner table: request {key} has {count} blocks, and {num_found} rows name it")
-        return Allocation(
-            RequestKey(key),
-            blocks.tolist(),
-            int(self._num_tokens[head]),
-            AllocationState(int(self._state[head])),
+    def shrink(self, row: int, blocks: Sequence[PoolBlockId], num_kept: int) -> None:
+        """Keeps the first of the request's `blocks`. Its row is free if that is none."""
+        self._point(row, blocks[num_kept - 1] if num_kept else 0, num_kept)
+
+    def record(self, row: int, num_tokens: int, state: AllocationState, is_new: bool = False) -> None:
+        self._num_tokens[row] = -num_tokens if is_new else num_tokens
+        self._state[row] = state
+
+    def _point(self, row: int, tail: int, num_blocks: int) -> None:
+        self._tail[row] = tail << _COUNT_BITS | num_blocks
+
+    # ---- content -----------------------------------------------------------------------------------------------------
+
+    def publish(self, blocks: NDArray[np.int64], hashes: Sequence[bytes]) -> None:
+        """Makes the blocks known by these hashes. The parent of the first one is known, or there is none."""
+        words = np.frombuffer(b"".join(hashes), np.int64).reshape(-1, _HASH_WORDS)
+        self._hash[:, blocks] = words.T
+        self._is_known[blocks] = 1
+
+    def forget(self, blocks: Sequence[PoolBlockId]) -> None:
+        self._is_known[blocks] = 0
+
+    def known_below(self, blocks: Sequence[PoolBlockId]) -> list[PoolBlockId]:
+        """Returns those of these blocks that are known, and the known blocks of which they are ancestors."""
+        tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
+        is_above = np.zeros(self.size + 1, bool)
+        is_above[blocks] = True
+        return [PoolBlockId(block) for block in np.flatnonzero(tree.is_below(is_above)).tolist()]
+
+    # ---- recovery ----------------------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        """Returns what is there. Forgets known blocks with ancestors that are not known."""
+        tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
+        is_whole, depths = tree.whole()
+        cut_off = np.flatnonzero(np.asarray(self._is_known).astype(bool) & ~is_whole)
+        self.forget([*map(PoolBlockId, cut_off.tolist())])
+        known = np.flatnonzero(is_whole)
+        data = np.ascontiguousarray(np.asarray(self._hash)[:, known].T).tobytes()
+        hashes = [data[first : first + HASH_BYTES] for first in range(0, len(data), HASH_BYTES)]
+        return Recovered(
+            self._allocations(),
+            [*zip(map(PoolBlockId, known.tolist()), hashes, depths[known].tolist(), strict=True)],
         )
+
+    def _allocations(self) -> list[Allocation]:
+        words = np.asarray(self._tail)
+        rows = np.flatnonzero(words)
+        counts = words[rows] & _COUNT_MASK
+        # The longest first, so those that are not at their first block yet are always the first ones.
+        order = np.argsort(-counts, kind="stable")
+        rows, counts = rows[order], counts[order]
+        ends = np.cumsum(counts)
+        blocks = np.zeros(int(counts.sum()), np.int64)
+        at, parents = words[rows] >> _COUNT_BITS, np.asarray(self._parent)
+        for num_done in range(int(counts[0]) if len(counts) else 0):
+            num_left = int(np.searchsorted(-counts, -num_done))
+            self._check_linked(at[num_left:] < 0, rows[num_left:], counts[num_left:], "more")
+            at = at[:num_left]
+            self._check_linked(at >= 0, rows, counts, num_done)
+            blocks[ends[:num_left] - 1 - num_done] = at
+            at = parents[at] - 1
+        self._check_linked(at < 0, rows, counts, "more")
+        flat, keys = cast("list[PoolBlockId]", blocks.tolist()), self._key
+        found = [
+            Allocation(
+                RequestKey(int(keys[row])),
+                flat[end - count : end],
+                abs(int(self._num_tokens[row])),
+                AllocationState(int(self._state[row])),
+                row,
+                blocks[end - count : end],
+                is_new=int(self._num_tokens[row]) <= 0,
+            )
+            for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True)
+        ]
+        return sorted(found, key=lambda allocation: allocation.row)
+
+    def _check_linked(
+        self,
+        is_right: NDArray[np.bool_],
+        rows: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        found: int | str,
+    ) -> None:
+        if not is_right.all():
+            first = int(np.argmin(is_right))
+            key, count = int(self._key[rows[first]]), int(counts[first])
+            raise RuntimeError(f"owner table: request {key} has {count} blocks, and {found} are linked")
+
+
+class _Tree:
+    """The blocks' parents, followed for all blocks at once: each round doubles the distance."""
+
+    def __init__(self, parents: NDArray[np.int64], is_known: NDArray[np.int64]) -> None:
+        # Stands for the parent of blocks without one. It is its own parent.
+        self._root = len(parents)
+        self._above = np.append(np.where(parents > 0, parents - 1, self._root), self._root)
+        self._is_known = np.append(is_known.astype(bool), True)
+
+    def whole(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Returns for each block whether it and all of its ancestors are known, and the number of its ancestors if
+        so."""
+        above = self._above_known
+        is_whole = self._is_known & self._is_known[above]
+        depth = (above != self._root).astype(np.int64)
+        for _ in range(self._num_rounds):
+            is_whole &= is_whole[above]
+            depth += depth[above]
+            above = above[above]
+        return (is_whole & (above == self._root))[:-1], depth[:-1]
+
+    def is_below(self, is_above: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns for each block whether it is known, and it or an ancestor is marked."""
+        above = self._above_known
+        is_marked: NDArray[np.bool_] = is_above & self._is_known
+        for _ in range(self._num_rounds):
+            is_marked |= is_marked[above]
+            above = above[above]
+        return is_marked[:-1]
+
+    @property
+    def _above_known(self) -> NDArray[np.int64]:
+        """The parents of known blocks. Those of others may be left from earlier use, and even form circles."""
+        return np.where(self._is_known, self._above, self._root)
+
+    @property
+    def _num_rounds(self) -> int:
+        return int(np.count_nonzero(self._is_known)).bit_length()

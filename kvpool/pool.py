@@ -25,6 +25,7 @@ from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,
+    Forget,
     FormBatch,
     MakeSpare,
     Message,
@@ -74,6 +75,9 @@ class Pool:
                     self._no_candidate(key)
                     self._allocator.release(key)
                 return []
+            case Forget(hashes=hashes):
+                self._allocator.forget(hashes)
+                return []
             case FormBatch():
                 return [self._form_batch(message, now)]
             case FindNear():
@@ -92,7 +96,10 @@ class Pool:
         """Lists the pool's content, including reservations, and empties the tree: nothing is a candidate until it is
         committed again."""
         self._tree = QuadTree(self._tree.span)
-        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
+        return [
+            Stored(each.key, list(each.blocks), each.num_tokens, each.is_new)
+            for each in self._allocator.allocations
+        ]
 
     @property
     def num_blocks(self) -> int:
@@ -106,6 +113,21 @@ class Pool:
     def num_spare_blocks(self) -> int:
         """The number of blocks that are freed when they are needed."""
         return self._allocator.num_spare_blocks
+
+    @property
+    def use(self) -> PoolUse:
+        allocator = self._allocator
+        return PoolUse(
+            allocator.num_free_blocks,
+            allocator.num_spare_blocks,
+            allocator.num_kept_blocks,
+            allocator.num_shared_blocks,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has blocks."""
+        return not len(self._allocator)
 
     @property
     def allocations(self) -> Iterable[Allocation]:
@@ -129,11 +151,16 @@ class Pool:
             raise RuntimeError(f"idle, but {num_left} requests are candidates")
 
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
-        grant = self._allocator.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)
+        deadline_s = now + self._config.lapse_s
+        grant = self._allocator.reserve(reserve.key, reserve.num_tokens, deadline_s, reserve.hashes)
         if grant is None:
             return [Reserved(reserve.key, None, number=reserve.number)]
         self._no_candidate(reserve.key)
-        return [Reserved(reserve.key, grant.blocks, grant.dropped, reserve.number)]
+        return [
+            Reserved(
+                reserve.key, grant.blocks, grant.dropped, reserve.number, grant.num_tokens, grant.num_found
+            )
+        ]
 
     def _commit(self, commit: Commit, now: float) -> list[Message]:
         self._no_candidate(commit.key)
@@ -206,11 +233,11 @@ class PoolShell:
 
     def tick(self) -> None:
         self._answer(self._pool.tick(self._clock(), self._has_router()))
-        use = PoolUse(self._pool.num_free_blocks, self._pool.num_spare_blocks)
+        use = self._pool.use
         if use != self._told:
             self._told = use
             self._send(use)
-            if use.num_free_blocks == self._pool.num_blocks:
+            if self._pool.is_empty:
                 self._pool.check_idle()
 
     def _answer(self, messages: Sequence[Message]) -> None:

@@ -28,7 +28,8 @@ class PrefillPlan:
     preempted: list[RequestKey] = field(default_factory=list)
     # Prompts that start. They have all their blocks.
     new_prompts: list[Work] = field(default_factory=list)
-    # New prompts with KV to copy from the pool. `loaded` follows, or `abort` and then `saved` if the copy failed.
+    # New prompts with KV to copy from the pool, beyond what they share here. `loaded` follows, or `abort` and then
+    # `saved` if the copy failed.
     loads: list[Work] = field(default_factory=list)
     # Candidates with KV to copy from the pool. `staged` follows, or `unstage` and then `staged` if the copy failed.
     stages: list[Work] = field(default_factory=list)
@@ -128,7 +129,7 @@ class Boundary:
         self._prompts.start(scheduled)
         self._dedup.started(scheduled)
         self.plan.new_prompts.append(scheduled.work)
-        if scheduled.work.num_cached:
+        if scheduled.state is PromptState.LOADING:
             self.plan.loads.append(scheduled.work)
 
     def preempt(self, request: PrefillRequest) -> None:

@@ -1,6 +1,6 @@
 """Prompts, from their arrival until their KV is in the pool. Pure.
 
-    waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> (saved ->) gone
+    waiting -> loading (KV that only the pool has) -> computing, chunk by chunk -> saving -> (saved ->) gone
        '------------------- preempting <----------------------'
 
 When a prompt starts, it gets blocks for all of its tokens, including shared ones. It holds them until all of its KV is
@@ -47,11 +47,11 @@ class PromptTable(PrefillTable):
 
     def start(self, request: ScheduledRequest) -> None:
         self._started[request.key] = self._waiting.pop(request.key)
-        num_cached = request.work.num_cached
-        num_found = 0 if num_cached else self._lookup.take(request.work)
-        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_cached or num_found))
-        request.num_pending -= num_found
-        self._enter(request, PromptState.LOADING if num_cached else PromptState.COMPUTING)
+        num_shared, num_cached = self._lookup.take(request.work), request.work.num_cached
+        num_there = max(num_shared, num_cached)
+        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_there))
+        request.num_pending = request.num_tokens - num_there
+        self._enter(request, PromptState.LOADING if num_cached > num_shared else PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
         """Reports that the prompt's cached KV has arrived. Returns False if it was aborted meanwhile and is gone."""

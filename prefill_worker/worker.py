@@ -1,8 +1,8 @@
 """A prefill instance: carries out its schedule's plans on the engine, and reports.
 
 A prompt's KV is saved to the pool block by block: columns completed in one iteration are copied during the next. Shared
-KV (`instance/prefix_cache.py`) is saved as well, because each request has its own copy in the pool. During the last
-copy a decode instance may already pull the KV of RT from here (`staging.py`).
+KV (`instance/prefix_cache.py`) is saved as well, if the pool lacks it. KV that the pool has is loaded only if this
+instance lacks it. During the last copy a decode instance may already pull the KV of RT from here (`staging.py`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Prompt:
     request: Request
     # Columns with KV in the pool or on the way to it.
     num_saved_columns: int
+    # Tokens with KV that it shared here when it started.
+    num_shared: int
     # Columns that it had passed when it started. It has no blocks for them in sliding groups.
     num_passed: int
     # Nothing more is computed or saved. It leaves when no copy is running.
@@ -160,10 +162,11 @@ class PrefillWorker(Worker):
 
     def _start(self, work: Work) -> None:
         request = self.prompts.start(work)
+        num_shared = self.prompts.num_shared(work.request.key)
         num_saved = work.num_cached // self.engine.format.block_size
         num_passed = self.engine.span.num_passed(request.num_computed)
-        self._requests[work.request.key] = Prompt(work, request, num_saved, num_passed)
-        if not work.num_cached:
+        self._requests[work.request.key] = Prompt(work, request, num_saved, num_shared, num_passed)
+        if work.num_cached <= num_shared:
             self.engine.join(request)
             if request.num_computed:
                 self._progressed(request)
@@ -207,8 +210,12 @@ class PrefillWorker(Worker):
 
     def _load_cached(self, work: Work) -> None:
         prompt = self._requests[work.request.key]
-        end = self.engine.format.num_columns(work.num_cached)
-        self.copies.load(prompt.key, self._pairs(prompt, 0, end), self._loaded, work.deadlines.is_rt)
+        first, end = (
+            prompt.num_shared // self.engine.format.block_size,
+            self.engine.format.num_columns(work.num_cached),
+        )
+        pairs = self._pairs(prompt, first, end)
+        self.copies.load(prompt.key, pairs, self._loaded, work.deadlines.is_rt)
 
     def _loaded(self, outcome: Outcome) -> None:
         prompt = self._requests[outcome.keys[0]]

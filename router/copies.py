@@ -236,7 +236,7 @@ class DirectHandOver:
         """Notes that the prefill instance no longer saves the request's KV. Its decode instance has the only copy, or
         it is computed again."""
         self._transitions.end_saving(state)
-        state.num_cached, state.blocks = 0, []
+        state.lose_blocks()
         self._pool.release([state.key])
         self._may_leave(state)
 

@@ -51,7 +51,7 @@ class PrefillDispatch:
         if reserved.blocks is None:
             self._refused(state)
             return
-        state.blocks = reserved.blocks
+        self._pool.take(state, reserved)
         if self._router.cluster.prefills and not state.is_pooled and self._is_enough(state):
             self._compute(state)
         else:
@@ -88,9 +88,11 @@ class PrefillDispatch:
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._router.cluster.computing(instance_id)
-            # A prompt with KV in the pool loads it from there.
+            # What the pool has is loaded from there, wherever the prompt goes.
             return (
-                view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
+                max(view.prompts.prefix_affinity.num_cached_tokens(hashes) - state.num_cached, 0)
+                if view
+                else 0
             )
 
         chosen = self._router.policy.place(

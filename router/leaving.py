@@ -60,7 +60,7 @@ class Requeuer:
             else:
                 self._pool.send(MakeSpare([state.key]))
         elif state.blocks:
-            state.blocks = []
+            state.lose_blocks()
             self._pool.release([state.key])
 
     def unpin_all(self) -> bool:
@@ -130,6 +130,10 @@ class Recaller:
         self._router.output.discard(state.key)
         if state.phase is not Phase.LEAVING:
             self.recall(state, forgotten_by)
+
+    def distrust(self, state: RequestState) -> None:
+        """Lets no other request have KV of this one, because it may be wrong."""
+        self._pool.distrust(state)
 
     def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
         """Handles the confirmation that an instance has forgotten the request, or the death of that instance."""
@@ -224,7 +228,7 @@ class Eviction:
             return
         if view:
             view.refused.pop(state.key, None)
-        state.blocks = reserved.blocks
+        self._pool.take(state, reserved)
         self._transitions.enter(state, Phase.EVICTING, state.instance_id)
         self._router.outbox.send(state.instance_id, Evict(state.key, state.blocks, state.num_cached))
 

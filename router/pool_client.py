@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import AnyMessage, Commit, Release, Reserve
+from alignedserve.protocol.kv_format import is_lossy
+from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.types import RequestKey
@@ -26,7 +27,38 @@ class PoolClient:
     def reserve(self, state: RequestState, num_tokens: int) -> None:
         self._number += 1
         state.reserve_number = self._number
-        self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number))
+        hashes = self._hashes_of(state)
+        self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number, hashes))
+
+    def _hashes_of(self, state: RequestState) -> list[bytes]:
+        """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
+        pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
+        shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
+        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
+            return []
+        limits = pool.hello.limits
+        # With a window, saved columns may lack the blocks of sliding groups.
+        if limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")):
+            return []
+        return state.block_hashes(limits.block_size)
+
+    def take(self, state: RequestState, reserved: Reserved) -> None:
+        """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
+        pool = self._router.cluster.pool
+        if pool is None or reserved.blocks is None:
+            raise RuntimeError(
+                f"request {state.key} takes blocks, and there is no pool, or they were refused"
+            )
+        if self._hashes_of(state):
+            counters = self._router.counters.of(pool.instance_id)
+            counters.num_asked_tokens += state.num_tokens
+            counters.num_found_tokens += reserved.num_found
+        state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
+
+    def distrust(self, state: RequestState) -> None:
+        """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong."""
+        if state.has_block_hashes and (pool := self._router.cluster.pool):
+            self.send(Forget(state.block_hashes(pool.hello.limits.block_size)))
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

@@ -48,7 +48,7 @@ class Orphans:
         earlier router may have received more of its tokens than the gateway did. Blocks that were only reserved do not
         count, because an instance may still be filling them."""
         orphan = self._found.get(key)
-        if orphan is None or not orphan.stored.num_tokens:
+        if orphan is None or not orphan.stored.num_tokens or orphan.stored.is_new:
             return None
         del self._found[key]
         stored = orphan.stored
@@ -102,7 +102,7 @@ class PoolRecovery:
         for state in sorted(self._router.requests, key=lambda state: state.phase is Phase.MAKING_ROOM):
             found = stored.pop(state.key, None)
             if found is None:
-                state.blocks, state.num_cached = [], 0
+                state.lose_blocks()
             elif found.blocks != state.blocks:
                 state.blocks = found.blocks
                 state.num_cached = span.num_usable(found.num_tokens, state.num_tokens)
@@ -145,7 +145,7 @@ class PoolRecovery:
         state = self._router.requests.get(key)
         if state is None:
             return
-        state.num_cached, state.blocks = 0, []
+        state.lose_blocks()
         self._router.prefill_queue.pinned.pop(key, None)
         if state.phase is Phase.POOLED:
             self._requeuer.requeue(state)
@@ -225,7 +225,8 @@ class Recovery:
         if state is None:
             return
         if failed.what == "load":
-            state.num_cached = 0
+            # What others have left there may fail again, so it is computed instead.
+            state.num_cached, state.is_alone = 0, True
         self._recaller.recall(state, forgotten_by=sender)
 
 

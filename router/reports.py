@@ -58,6 +58,8 @@ class OutputProcessor:
         if news.finish_reason or not num_before:
             self._router.output.add_timeline(state)
         self._router.output.add(state, news, now)
+        if news.is_spoilt:
+            self._recaller.distrust(state)
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
             return

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
-from alignedserve.scheduling.prefixes import block_hashes
+from alignedserve.scheduling.prefixes import block_hashes, block_hashes_of
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
@@ -100,8 +101,12 @@ class RequestState:
     # ---- what the pool has of it ----
     # The number of its first tokens with KV in the pool.
     num_cached: int = 0
-    # Its own pool blocks, those of the cached tokens first.
+    # Its pool blocks, those of the cached tokens first.
     blocks: list[PoolBlockId] = field(default_factory=list)
+    # The number of its first tokens with KV that other requests had left there.
+    num_found: int = 0
+    # Whether it shares no KV in the pool, because a copy of what it had there has failed.
+    is_alone: bool = False
     # The number of its last Reserve. Answers to earlier ones are void.
     reserve_number: int = 0
 
@@ -121,6 +126,7 @@ class RequestState:
     _taken_s: float = 0.0
     # Computed when first read.
     _prefix_hashes: Sequence[bytes] | None = None
+    _block_hashes: list[bytes] | None = None
 
     # The request's key. A field rather than a property, because it is read several times per token.
     key: RequestKey = field(init=False)
@@ -175,6 +181,30 @@ class RequestState:
         return self._prefix_hashes
 
     @property
+    def has_block_hashes(self) -> bool:
+        """Whether the pool was ever told by which hashes its blocks are known."""
+        return self._block_hashes is not None
+
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """Returns the hashes of its prompt's full blocks. The block size is always the same."""
+        if self._block_hashes is None:
+            wanted = self.request
+            self._block_hashes = block_hashes_of(wanted.prompt, block_size, wanted.cache_salt, wanted.adapter)
+        return self._block_hashes
+
+    def take_blocks(self, blocks: list[PoolBlockId], num_tokens: int, num_found: int, span: KvSpan) -> None:
+        """Takes the blocks that the pool has given it. If it had none before, there may be KV of its first `num_tokens`
+        tokens in them; other requests had left that of the first `num_found`."""
+        if not self.blocks:
+            self.num_cached = span.num_usable(num_tokens, self.num_tokens)
+            self.num_cached, self.num_found = self.num_reusable, num_found
+        self.blocks = blocks
+
+    def lose_blocks(self) -> None:
+        """Notes that the pool has nothing of it."""
+        self.num_cached, self.num_found, self.blocks = 0, 0, []
+
+    @property
     def num_missing(self) -> int:
         """The number of tokens that a prefill instance would compute. At least one, because sampling needs it."""
         return max(self.num_tokens - self.num_cached, 1)
@@ -194,6 +224,7 @@ class RequestState:
             list(self.blocks),
             self.deadlines,
             self.forecast.length,
+            self.num_found,
         )
 
 

@@ -77,10 +77,11 @@ class IslandView:
 
     def num_known(self, request: RoutedRequest) -> int:
         views = self.cluster.prefills
-        if request.num_cached or not views or not views[0].hello.limits.enable_prefix_caching:
+        if not views or not views[0].hello.limits.enable_prefix_caching:
             return 0
         hashes = self._requests[request.key].prefix_hashes
-        return max(view.prompts.prefix_affinity.num_cached_tokens(hashes) for view in views)
+        num_known = max(view.prompts.prefix_affinity.num_cached_tokens(hashes) for view in views)
+        return max(num_known - request.num_cached, 0)
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
         return self._demand.has_room_for(self._requests[request.key], be_share, share)

@@ -122,7 +122,7 @@ def _sharing(router: Router) -> dict[str, int]:
 def _process_status(
     router: Router, hello: Hello, pool_use: PoolUse | None, usage_of: UsageOf
 ) -> ProcessStatus:
-    name = hello.instance_id
+    name, is_pool = hello.instance_id, hello.role == "kvpool"
     # A gateway may run on another host. It reads its own.
     usage = (None if hello.role == "gateway" else usage_of(hello.pid)) or Usage()
     return ProcessStatus(
@@ -138,6 +138,8 @@ def _process_status(
         started_s=hello.started_s,
         cpu_s=usage.cpu_s,
         resident_bytes=usage.resident_bytes,
+        num_kept_blocks=pool_use.num_kept_blocks if is_pool and pool_use else 0,
+        num_shared_blocks=pool_use.num_shared_blocks if is_pool and pool_use else 0,
     )
 
 
@@ -171,7 +173,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
 
 def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> int:
     if hello.role == "kvpool":
-        return pool_use.num_free_blocks if pool_use else hello.limits.num_blocks
+        # Like an instance's, blocks that are kept for prompts that begin alike count as free.
+        return pool_use.num_free_blocks + pool_use.num_kept_blocks if pool_use else hello.limits.num_blocks
     cluster = router.state.cluster
     view = cluster.prefill(hello.instance_id) or cluster.decode(hello.instance_id)
     return view.num_free_blocks if view else 0

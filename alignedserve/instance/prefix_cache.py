@@ -23,7 +23,8 @@ class HashedPrefix:
 
     # Hashes of its full blocks.
     block_hashes: list[bytes]
-    # Tokens with KV from the cache when the prompt started.
+    # Tokens with KV of other requests when the prompt started: in this instance's blocks, and in all.
+    num_shared: int = 0
     num_found: int = 0
     # Its first blocks that others may share.
     num_published: int = 0
@@ -47,7 +48,8 @@ class PrefixCache:
         self._num_asked = self._num_found = 0
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
-        if not self._is_for(work) or work.num_cached:
+        if not self._is_for(work) or (work.num_cached and self._engine.span.window):
+            # With a window, the columns between what is here and what the pool has would be missing.
             return ()
         prefix = self._waiting[work.request.key] = self._hashed(work)
         return self._usable(work, prefix)
@@ -61,21 +63,21 @@ class PrefixCache:
         if prefix is None:
             return 0
         if usable := self._usable(work, prefix)[:max_blocks]:
-            prefix.num_found = self._engine.share(id_of(work.request.key), usable)
+            prefix.num_shared = self._engine.share(id_of(work.request.key), usable)
             # The blocks are published, or were until just now. Either way there is nothing left to publish.
-            prefix.num_published = prefix.num_found // self._block_size
-        if _shares(work):
+            prefix.num_published = prefix.num_shared // self._block_size
+        if _shares(work) and work.num_cached <= work.num_found:
             self._num_asked += len(work.request.prompt) + len(work.output)
-            self._num_found += prefix.num_found
-        return prefix.num_found
+            self._num_found += prefix.num_shared
+        return prefix.num_shared
 
     def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
         """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
         shared."""
         waiting = self._waiting.pop(work.request.key, None)
-        if not is_shared:
-            return HashedPrefix([])
-        return waiting or self._hashed(work)
+        prefix = (waiting or self._hashed(work)) if is_shared else HashedPrefix([])
+        prefix.num_found = max(prefix.num_shared, work.num_found)
+        return prefix
 
     def forget(self, key: RequestKey) -> None:
         """Forgets a prompt that will not start soon."""

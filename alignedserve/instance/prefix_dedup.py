@@ -103,7 +103,7 @@ class PrefixDedup:
         what the request has begun to wait for."""
         if not (self._coming and request.block_hashes):
             return False
-        num_found = self._lookup.num_found(request.block_hashes)
+        num_found = max(self._lookup.num_found(request.block_hashes), request.num_computed)
         num_coming = self._num_coming(request, request.block_hashes[num_found // self._block_size :])
         pays = pays_to_wait(num_coming, request.num_tokens - num_found)
         request.is_following = pays or (request.is_following and num_coming > 0)

@@ -80,16 +80,21 @@ class Prompts:
         key = work.request.key
         prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not layout.keeps_inputs)
         matcher = self._matchers.pop(key, None)
-        request = adopt(self._engine, work, matcher, prefix.num_found, layout)
+        request = adopt(self._engine, work, matcher, prefix.num_shared, layout)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs.setdefault(key, [])
         return request
 
     def num_found(self, key: RequestKey) -> int:
-        """Returns the number of the prompt's tokens with KV from earlier prompts."""
+        """Returns the number of the prompt's tokens with KV from earlier prompts, here or from the pool."""
         prefix = self._prefixes.get(key)
         return prefix.num_found if prefix else 0
+
+    def num_shared(self, key: RequestKey) -> int:
+        """Returns the number of the prompt's tokens with KV that was on this instance when it started."""
+        prefix = self._prefixes.get(key)
+        return prefix.num_shared if prefix else 0
 
     def computed(self, requests: Iterable[Request]) -> None:
         """Shares the blocks that each request has computed since the last call."""

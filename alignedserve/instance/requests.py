@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
-from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
+from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
@@ -51,7 +51,7 @@ def adopt(
         params,
         wanted.seed,
         work.output,
-        work.num_cached or num_shared,
+        max(work.num_cached, num_shared),
         matcher,
         layout,
         wanted.pooling,
@@ -85,6 +85,7 @@ def complete(news: NewTokens, output: TokenOutput) -> None:
         news.logprobs = logprobs_of(output)
         news.finish_reason, news.stop_reason = output.finish_reason, output.stop_reason
         news.error = None if output.error is None else str(output.error)
+        news.is_spoilt = isinstance(output.error, BrokenLogits)
         news.embedding = output.embedding
 
 

@@ -141,6 +141,8 @@ class Stored(Message):
     key: RequestKey
     blocks: list[PoolBlockId]
     num_tokens: int
+    # Whether other requests had left that KV, and an instance may still be filling the other blocks.
+    is_new: bool = False
 
 
 class Welcome(Message):
@@ -267,6 +269,8 @@ class NewTokens(Message):
     num_reused: int = 0
     # The embedding of the prompt, with the end of a request for one: see alignedserve/protocol/pooling.py.
     embedding: bytes = b""
+    # Whether the request's KV may be wrong, with an error.
+    is_spoilt: bool = False
 
 
 class PromptProgress(Message):
@@ -314,6 +318,9 @@ class Reserve(Message):
     request_id: str = ""
     # The number of this Reserve; the router counts from 1. The answer has the same number.
     number: int = 0
+    # The hashes of the request's first full blocks (`scheduling/prefixes.py`), if it may share their KV. If it has no
+    # blocks yet, it gets those that the pool knows by them. Its own blocks become known when they are committed.
+    hashes: list[bytes] = []
 
 
 class Reserved(Message):
@@ -327,6 +334,10 @@ class Reserved(Message):
     dropped: list[RequestKey] = []
     # The number of the Reserve that it answers; 0: it was sent unasked.
     number: int = 0
+    # The number of the request's first tokens with KV in these blocks.
+    num_tokens: int = 0
+    # The number of them with KV that was found by the hashes.
+    num_found: int = 0
 
 
 class Commit(Message):
@@ -349,6 +360,12 @@ class MakeSpare(Message):
 
 class Release(Message):
     keys: list[RequestKey]
+
+
+class Forget(Message):
+    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it."""
+
+    hashes: list[bytes]
 
 
 class FormBatch(Message):
@@ -404,6 +421,8 @@ class Work(Message):
     deadlines: Deadlines = Deadlines()
     # The predicted number of output tokens in all; 0: unknown.
     predicted_len: int = 0
+    # The number of its first tokens with KV that other requests had left in the pool.
+    num_found: int = 0
 
 
 class Prefill(Message):
@@ -600,8 +619,12 @@ class PoolUse(Message):
     """A pool sends it when its use has changed."""
 
     num_free_blocks: int
-    # The blocks of spare copies, which become free as soon as they are needed.
+    # The blocks of spare copies and kept ones, which become free as soon as they are needed.
     num_spare_blocks: int
+    # Those of them that no request lists: their KV is kept for prompts that begin alike.
+    num_kept_blocks: int = 0
+    # Blocks that several requests list.
+    num_shared_blocks: int = 0
 
 
 class AskCluster(Message):
@@ -672,6 +695,9 @@ class ProcessStatus(Message):
     # What it uses (see process/usage.py), if it runs on the router's host for certain; otherwise 0.
     cpu_s: float = 0.0
     resident_bytes: int = 0
+    # A pool's: see PoolUse. Kept blocks count as free.
+    num_kept_blocks: int = 0
+    num_shared_blocks: int = 0
 
 
 class Cluster(Message):
@@ -796,6 +822,7 @@ AnyMessage = (
     | Commit
     | MakeSpare
     | Release
+    | Forget
     | FormBatch
     | FindNear
     | Candidates

@@ -90,7 +90,10 @@ class SimSegment:
 
     def read(self, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
         """Returns the contents of a request's consecutive columns, up to the same last column in each group. All
-        columns before the last are full. The caller knows which of them it needs, and how much of the last."""
+        columns before the last are full. The caller knows which of them it needs, and how much of the last.
+
+        Another request with the same first tokens may have written them. Whether they are the same is checked before
+        the KV is used, by its hash."""
         contents = [self.contents.get(block) for block in blocks]
         last = contents[-1].place if contents and contents[-1] else 0
         for group in range(self.num_groups):
@@ -100,9 +103,9 @@ class SimSegment:
                 if block % self.num_groups == group
             ]
             for place, (block, held) in enumerate(of_group, last + 1 - len(of_group)):
-                is_right = held is not None and held.identity == (key, group, place)
+                is_right = held is not None and (held.group, held.place) == (group, place)
                 if held is None or not is_right or (held.num_tokens < self.block_size and place != last):
                     raise RuntimeError(
                         f"request {key} reads its block {place} of group {group} in {block}, which holds {held}"
                     )
-        return [held for held in contents if held]
+        return [held._replace(key=key) for held in contents if held]

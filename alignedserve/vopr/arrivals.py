@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from msgspec.structs import replace
+
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.router.requests import Phase
 from alignedserve.types import RequestKey
@@ -58,7 +60,7 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
     output_len = random.randint(1, MAX_MODEL_LEN) if is_odd else _around(random, usual.output)
     is_rt = random.random() >= plan.be_part
     objective_s = random.choice([None, 0.1, 2.0, 20.0])
-    return Arrive(
+    arrive = Arrive(
         at_s=at_s,
         key=key,
         gateway=random.choice(plan.ids_of("gateway")),
@@ -76,6 +78,11 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
         pooling=_pooling(key, at_s),
         adapter=_adapter(key, at_s),
     )
+    if not plan.begin_alike:
+        return arrive
+    salt = arrive.salt if arrive.salt == "a" else ""
+    num_shared = max(arrive.num_shared, 2 * prompt_len // 3)
+    return replace(arrive, family=arrive.family // 2, num_shared=num_shared, salt=salt)
 
 
 def _pooling(key: RequestKey, at_s: float) -> str | None:

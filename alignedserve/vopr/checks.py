@@ -17,8 +17,8 @@ from alignedserve.vopr.plan import Plan
 
 
 class CountsAddUp:
-    """Checks at every tick of the router that no block of the pool has two owners, that none is lost, and that counts
-    match."""
+    """Checks at every tick of the router that requests share no block of the pool but those of common beginnings, that
+    none is lost, and that counts match."""
 
     def __init__(self, island: SimIsland) -> None:
         self._island = island
@@ -35,18 +35,21 @@ class CountsAddUp:
         pool = self._island.pool
         if not pool.is_up:
             return
-        owners: dict[PoolBlockId, RequestKey] = {}
+        # The block before each block, and a request that lists both.
+        before: dict[PoolBlockId, tuple[PoolBlockId | None, RequestKey]] = {}
         for stored in pool.core.allocations:
-            for block in stored.blocks:
-                if block in owners:
+            for block, previous in zip(stored.blocks, [None, *stored.blocks], strict=False):
+                other, key = before.setdefault(block, (previous, stored.key))
+                if other != previous:
                     raise Broken(
-                        f"pool block {block} belongs to request {stored.key}, and to {owners[block]} as well"
+                        f"pool block {block} of request {stored.key} follows {previous}, "
+                        f"and {other} as a block of {key}"
                     )
-                owners[block] = stored.key
-        if len(owners) + pool.core.num_free_blocks != pool.core.num_blocks:
+        use = pool.core.use
+        if len(before) + use.num_kept_blocks + use.num_free_blocks != pool.core.num_blocks:
             raise Broken(
-                f"{len(owners)} blocks of the pool are owned and {pool.core.num_free_blocks} free, "
-                f"of {pool.core.num_blocks}"
+                f"{len(before)} blocks of the pool are listed, {use.num_kept_blocks} kept and "
+                f"{use.num_free_blocks} free, of {pool.core.num_blocks}"
             )
 
 

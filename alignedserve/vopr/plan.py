@@ -106,6 +106,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_cache: bool = False
     # Whether instances change between prefill and decode while they run.
     change_roles: bool = False
+    # Whether most prompts have a long beginning in common.
+    begin_alike: bool = False
     # Latest tokens to which the model's sliding layers attend; 0: all.
     window: int = 0
     # See LayerGroups.
@@ -200,7 +202,7 @@ def _system_of(seed: int, systems: Sequence[str]) -> str:
 
 
 def _with_groups(plan: Plan) -> Plan:
-    if plan.share_blocks or plan.hidden_cache:
+    if plan.share_blocks or plan.hidden_cache or plan.begin_alike:
         return replace(plan, window=0)  # They keep all KV.
     random = Random(f"groups of {plan.seed}")
     window, choices = plan.window, GROUPS
@@ -243,6 +245,7 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
     longest = -(-MAX_MODEL_LEN // block_size)
     is_colocated = random.random() < 0.3
     preemption_mode = Random(f"preemption of {seed}").choice(PREEMPTION_MODES)
+    begin_alike = Random(f"beginnings of {seed}").random() < 0.4
     may_share = is_colocated and POLICIES[policy].can_share_blocks and preemption_mode != "recompute"
     return Plan(
         seed=seed,
@@ -260,7 +263,7 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         max_num_seqs=random.choice([2, 6, 16]),
         max_num_batched_tokens=random.choice([32, 64, 128, 512]),
         staging_share=random.choice([0.1, 0.2, 0.5]),
-        enable_prefix_caching=random.random() < 0.6,
+        enable_prefix_caching=(random.random() < 0.6) or begin_alike,
         length_error=random.choice([None, 0.0, 0.5, 2.0]),
         min_batch_requests=random.choice([1, 4, 12]),
         admit_ahead=random.choice([1, None, 32]),
@@ -280,5 +283,6 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         share_blocks=may_share and Random(f"ends of {seed}").random() < 0.7,
         hidden_cache=is_colocated and policy in _KEEP_INPUTS and Random(f"inputs of {seed}").random() < 0.7,
         change_roles=not is_colocated and Random(f"roles of {seed}").random() < 0.4,
+        begin_alike=begin_alike,
         window=Random(f"window of {seed}").choice(WINDOWS),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import sha256
 from random import Random
 from typing import NamedTuple
 
@@ -25,12 +27,29 @@ def records(allocator: BlockAllocator) -> dict[RequestKey, Record]:
     }
 
 
+def hashes_of(name: str, num_blocks: int) -> list[bytes]:
+    """The hashes of a prompt's blocks. Prompts have those in common of the letters that both names begin with."""
+    letters = name.ljust(num_blocks, ".")[:num_blocks]
+    return [sha256(letters[:end].encode()).digest() for end in range(1, num_blocks + 1)]
+
+
+def known(allocator: BlockAllocator) -> dict[int, bytes]:
+    """The blocks that are known, each with its hash."""
+    return {int(block): block_hash for block, block_hash in allocator._hash_of.items()}
+
+
+def random_prompt(key: RequestKey) -> Sequence[bytes]:
+    """The same for a key: few prompts, most of which begin alike."""
+    return hashes_of(("", "aaa", "aa", "aaab", "a", "b", "aab")[key], (0, 3, 4, 5, 2, 6, 4)[key])
+
+
 def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
     key = RequestKey(dice.randint(1, 6))
     num_tokens = dice.randint(1, allocator.num_blocks * BLOCK_SIZE // 3)
-    match dice.choice(("reserve", "reserve", "commit", "commit", "spare", "release", "lapse")):
+    steps = ("reserve", "reserve", "reserve", "commit", "commit", "commit", "spare", "release", "release")
+    match dice.choice((*steps, "lapse", "forget") if dice.random() < 0.5 else steps):
         case "reserve":
-            allocator.reserve(key, num_tokens, now + PATIENCE_S)
+            allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key))
         case "commit":
             allocator.commit(key, num_tokens)
         case "spare":
@@ -39,6 +58,8 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
             allocator.release(key)
         case "lapse":
             allocator.lapse(now)
+        case "forget":
+            allocator.forget(random_prompt(key))
 
 
 def assert_between(

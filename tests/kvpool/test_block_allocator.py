@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
-from tests.kvpool.allocator_steps import records
+from tests.kvpool.allocator_steps import hashes_of, records
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 SOON, LATER = 10.0, 20.0
@@ -132,11 +133,17 @@ def test_broken_counts_are_told_with_both_numbers() -> None:
     with pytest.raises(RuntimeError, match=r"1 requests have blocks, and 0 should: \[1\]"):
         allocator.check_idle()
     allocator._free.append(allocator._free[0])
-    with pytest.raises(RuntimeError, match=r"3 blocks used \+ 2 free != 4"):
+    with pytest.raises(RuntimeError, match=r"3 blocks used \+ 0 kept \+ 2 free != 4"):
         allocator.check()
     allocator._free.pop()
-    allocator._table._key[allocator._free[0]] = 9
-    with pytest.raises(RuntimeError, match=r"table has 4 owned blocks, 3 are used"):
+    allocator._table.begin(3, B, 1, AllocationState.HELD)
+    allocator._table.extend(3, [], np.array(allocator._free))
+    with pytest.raises(RuntimeError, match=r"2 requests and 0 known blocks, and there are 1 and 0"):
+        allocator.check()
+    allocator._counts[0] += 1
+    with pytest.raises(
+        RuntimeError, match=r"0 counts 1 requests and 1 spares, and 1 requests and 0 spares list"
+    ):
         allocator.check()
 
 
@@ -149,3 +156,186 @@ def test_nothing_is_no_number_of_tokens(num_tokens: int) -> None:
         allocator.commit(A, num_tokens)
     with pytest.raises(ValueError, match="block_size=0: must be at least 1"):
         allocator_of(1, block_size=0)
+
+
+# ---- shared content --------------------------------------------------------------------------------------------------
+
+
+def shared(
+    allocator: BlockAllocator, key: RequestKey, name: str, num_tokens: int = 13
+) -> tuple[list[PoolBlockId], int]:
+    """Reserves blocks for a prompt of this name, and commits it. Returns its blocks and the number of tokens found."""
+    grant = allocator.reserve(key, num_tokens, SOON, hashes_of(name, num_tokens // 4))
+    assert grant and allocator.commit(key, num_tokens)
+    allocator.check()
+    return grant.blocks, grant.num_found
+
+
+def test_what_was_committed_is_found_and_counted_once() -> None:
+    allocator = allocator_of(10)
+    first, num_found = shared(allocator, A, "aab")
+    assert num_found == 0 and allocator.num_free_blocks == 6
+    second, num_found = shared(allocator, B, "aac")
+    assert num_found == 8 and second[:2] == first[:2] and allocator.num_free_blocks == 4
+    third, num_found = shared(allocator, C, "aac")
+    assert num_found == 12 and third[:3] == second[:3] and allocator.num_free_blocks == 3
+    assert allocator.num_shared_blocks == 3 and allocator.num_spare_blocks == 0
+
+
+def test_a_request_that_is_found_in_part_has_that_kv_from_the_start() -> None:
+    allocator = allocator_of(10)
+    shared(allocator, A, "aab")
+    grant = allocator.reserve(B, 13, SOON, hashes_of("aab", 3))
+    assert grant and (grant.num_tokens, grant.num_found) == (12, 12)
+    again = allocator.reserve(B, 13, SOON, hashes_of("aab", 3))
+    assert again and again.blocks == grant.blocks and (again.num_tokens, again.num_found) == (12, 0)
+    assert allocator.lapse(SOON) == [] and records(allocator)[B].blocks == tuple(grant.blocks[:3])
+
+
+def test_what_was_only_found_is_told_apart_until_it_is_committed_or_spare() -> None:
+    table = OwnerTable.plain(20)
+    allocator = BlockAllocator(table, 4, deadline_s=0)
+    shared(allocator, A, "aab")
+
+    def are_new() -> dict[RequestKey, bool]:
+        found = {each.key: each.is_new for each in allocator.allocations}
+        again = BlockAllocator(table, 4, deadline_s=0)
+        assert found == {each.key: each.is_new for each in again.allocations}
+        assert records(again) == records(allocator)
+        return found
+
+    for key in (B, C):
+        allocator.reserve(key, 13, SOON, hashes_of("aab", 3))
+    assert are_new() == {A: False, B: True, C: True}
+    allocator.make_spare(B)
+    assert allocator.commit(C, 12)
+    assert are_new() == {A: False, B: False, C: False}
+    allocator.reserve(C, 20, SOON)
+    assert are_new()[C] is False
+
+
+def test_the_last_token_s_block_is_always_its_own() -> None:
+    allocator = allocator_of(10)
+    shared(allocator, A, "aab", 12)
+    assert shared(allocator, B, "aab", 12)[1] == 8
+
+
+def test_what_is_only_reserved_is_not_found() -> None:
+    allocator = allocator_of(10)
+    allocator.reserve(A, 13, SOON, hashes_of("aab", 3))
+    assert shared(allocator, B, "aab")[1] == 0
+    assert allocator.commit(A, 13) and allocator.num_shared_blocks == 0
+    # B's blocks are the known ones
+    assert shared(allocator, C, "aab")[0][:3] == list(records(allocator)[B].blocks[:3])
+    allocator.check()
+
+
+def test_a_part_of_a_prompt_is_found_as_far_as_it_was_committed() -> None:
+    allocator = allocator_of(12)
+    allocator.reserve(A, 13, SOON, hashes_of("aab", 3))
+    assert allocator.commit(A, 7)
+    assert shared(allocator, B, "aab")[1] == 4
+    assert allocator.commit(A, 13) and shared(allocator, C, "aab")[1] == 12
+
+
+def test_content_outlives_its_request_and_goes_leaves_first_when_room_is_needed() -> None:
+    allocator = allocator_of(6)
+    blocks, _ = shared(allocator, A, "aab")
+    allocator.release(A)
+    allocator.check_idle()
+    assert (allocator.num_free_blocks, allocator.num_spare_blocks, allocator.num_kept_blocks) == (3, 3, 3)
+    reserve(allocator, C, 16)
+    assert allocator.num_kept_blocks == 2
+    grant = allocator.reserve(B, 9, SOON, hashes_of("aab", 3))
+    assert grant is None, "two are found and none is left for the third"
+    grant = allocator.reserve(B, 5, SOON, hashes_of("aab", 3))
+    assert grant and grant.blocks[0] == blocks[0] and grant.num_found == 4
+    assert allocator.num_kept_blocks == 0
+    allocator.check()
+
+
+def test_of_spares_and_content_the_one_last_used_first_goes_first() -> None:
+    allocator = allocator_of(9)
+    shared(allocator, A, "aab")
+    shared(allocator, B, "b..", 9)
+    allocator.make_spare(B)
+    allocator.release(A)
+    grant = allocator.reserve(C, 16, SOON)
+    assert grant and grant.dropped == [B] and allocator.num_kept_blocks == 5
+    grant = allocator.reserve(C, 20, SOON)
+    # what the spare had left is older than what was released after it
+    assert grant and allocator.num_kept_blocks == 4
+    assert shared(allocator, RequestKey(4), "b..", 5)[1] == 4 and allocator.num_kept_blocks == 2
+    allocator.check()
+
+
+def test_a_spare_that_only_lists_what_others_need_is_not_dropped() -> None:
+    allocator = allocator_of(5)
+    shared(allocator, A, "aab")
+    shared(allocator, B, "aab", 12)
+    allocator.make_spare(B)
+    assert allocator.num_spare_blocks == 1 and allocator.num_free_blocks == 0
+    grant = allocator.reserve(C, 4, SOON)
+    assert grant and grant.dropped == [B]
+    assert allocator.reserve(RequestKey(4), 4, SOON) is None
+    allocator.check()
+
+
+def test_blocks_of_two_stay_with_the_one_that_is_left() -> None:
+    for first, second in ((A, B), (B, A)):
+        allocator = allocator_of(6)
+        shared(allocator, A, "aab")
+        shared(allocator, B, "aab")
+        allocator.release(first)
+        assert records(allocator)[second].num_tokens == 13 and allocator.num_kept_blocks == 0
+        allocator.make_spare(second)
+        assert allocator.num_spare_blocks == 4 and allocator.num_free_blocks == 2
+        allocator.check()
+
+
+def test_content_that_may_be_wrong_is_not_found_nor_what_continues_it() -> None:
+    allocator = allocator_of(12)
+    shared(allocator, A, "aab")
+    shared(allocator, B, "aac")
+    allocator.release(B)
+    allocator.forget(hashes_of("aab", 3))
+    assert allocator.num_kept_blocks == 0
+    allocator.check()
+    assert shared(allocator, C, "aac")[1] == 0
+    # A still lists what was forgotten, and does not make it known again
+    assert allocator.commit(A, 13) and allocator.num_shared_blocks == 0
+    assert shared(allocator, B, "aab")[1] == 8
+
+
+def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None:
+    allocator = allocator_of(12)
+    shared(allocator, A, "aab", 8)
+    grant = allocator.reserve(B, 13, SOON, hashes_of("aab", 3))
+    assert grant and grant.num_found == 8
+    allocator.forget(hashes_of("aab", 3))
+    assert allocator.commit(B, 13) and shared(allocator, C, "aab")[1] == 0
+
+
+def test_a_restarted_pool_keeps_content_and_forgets_the_ends_of_prompts_first() -> None:
+    table = OwnerTable.plain(6)
+    allocator = BlockAllocator(table, 4, deadline_s=0)
+    blocks, _ = shared(allocator, A, "aab")
+    allocator.release(A)
+    again = BlockAllocator(table, 4, deadline_s=0)
+    again.check()
+    assert (again.num_free_blocks, again.num_kept_blocks) == (3, 3)
+    reserve(again, C, 16)
+    grant = again.reserve(B, 5, SOON, hashes_of("aab", 3))
+    assert grant and grant.blocks[0] == blocks[0] and grant.num_found == 4
+
+
+def test_rows_run_out_only_when_nothing_is_spare() -> None:
+    """Requests may list nothing but shared blocks, so there may be more of them than blocks."""
+    allocator = allocator_of(3)
+    shared(allocator, A, "a", 4)
+    for key in range(2, 9):
+        grant = allocator.reserve(RequestKey(key), 5, SOON, hashes_of("a", 1))
+        assert grant and grant.num_found == 4
+        allocator.make_spare(RequestKey(key))
+        allocator.check()
+    assert len(allocator) == 3 and A in allocator

@@ -148,7 +148,7 @@ def test_a_pool_made_again_has_all_and_awaits_commits() -> None:
     again = pool_of(20, table, now=50)
     assert sorted(again.inventory(), key=lambda stored: stored.key)[:2] == [
         Stored(A, held, 9),
-        Stored(B, reserved, 0),
+        Stored(B, reserved, 0, is_new=True),
     ]
     assert again.num_spare_blocks == 1 and batch(again) == []
     again.on(Commit(A, 9, due_s=100), 50)

@@ -1,8 +1,10 @@
-"""Any order of messages, time passing and restarts, against a pool made of a dict."""
+"""Any order of messages, time passing and restarts, against a pool made of a dict. Requests share blocks of common
+beginnings. The model knows what each block holds, and takes from the pool only which of two equal blocks is known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,
+    Forget,
     FormBatch,
     MakeSpare,
     Release,
@@ -21,11 +24,18 @@ from alignedserve.protocol.messages import (
     Reserved,
 )
 from alignedserve.types import InstanceId, RequestKey
+from tests.kvpool.allocator_steps import hashes_of
 
+# The prompts of the requests: those with a common beginning have hashes in common.
+PROMPTS = ("", "", "aaaaaa", "aab", "aaab", "b", "aa", "aaaaab")
 NUM_BLOCKS, BLOCK_SIZE, LAPSE_S = 16, 4, 5
 DECODE = InstanceId("decode-0")
 KEYS = st.integers(1, 7).map(RequestKey)
 COUNTS = st.integers(1, 30)
+
+
+def prompt_hashes(key: RequestKey) -> list[bytes]:
+    return hashes_of(PROMPTS[key], len(PROMPTS[key]))
 
 
 @dataclass
@@ -43,6 +53,8 @@ class PoolStates(RuleBasedStateMachine):
         self.now = 0.0
         self.table = OwnerTable.plain(NUM_BLOCKS)
         self.kept: dict[RequestKey, Kept] = {}
+        # the hash of what was last committed to each block
+        self.content: dict[int, bytes] = {}
         # oldest first
         self.spares: list[RequestKey] = []
         self.start()
@@ -51,8 +63,21 @@ class PoolStates(RuleBasedStateMachine):
         self.pool = Pool(self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1))
 
     @property
-    def num_free(self) -> int:
-        return NUM_BLOCKS - sum(len(kept.blocks) for kept in self.kept.values())
+    def listed(self) -> set[int]:
+        return {block for kept in self.kept.values() for block in kept.blocks}
+
+    @property
+    def needed(self) -> set[int]:
+        kept = [each for each in self.kept.values() if each.state is not AllocationState.SPARE]
+        return {block for each in kept for block in each.blocks}
+
+    @property
+    def known(self) -> dict[bytes, int]:
+        return {block_hash: int(block) for block, block_hash in self.pool._allocator._hash_of.items()}
+
+    def found(self, key: RequestKey, num_tokens: int) -> list[int]:
+        known, hashes = self.known, prompt_hashes(key)[: (num_tokens - 1) // BLOCK_SIZE]
+        return [known[each] for each in takewhile(known.__contains__, hashes)]
 
     def forget(self, key: RequestKey) -> None:
         self.kept.pop(key, None)
@@ -70,24 +95,32 @@ class PoolStates(RuleBasedStateMachine):
 
     @rule(key=KEYS, num_tokens=COUNTS)
     def reserve(self, key: RequestKey, num_tokens: int) -> None:
-        kept = self.kept.get(key, Kept([]))
-        needed = max(-(-num_tokens // BLOCK_SIZE), len(kept.blocks))
-        num_found, dropped = self.num_free + len(kept.blocks), []
-        for spare in self.spares:
-            if num_found < needed and spare != key:
-                dropped.append(spare)
-                num_found += len(self.kept[spare].blocks)
-        (answer,) = self.pool.on(Reserve(key, num_tokens), self.now)
-        if num_found < needed:
+        kept = self.kept.get(key)
+        found = [] if kept else self.found(key, num_tokens)
+        before = kept.blocks if kept else found
+        num_missing = max(-(-num_tokens // BLOCK_SIZE) - len(before), 0)
+        num_free, spares = self.pool.num_free_blocks, list(self.spares)
+        num_room = NUM_BLOCKS - len(self.needed | {*before})
+        (answer,) = self.pool.on(Reserve(key, num_tokens, hashes=prompt_hashes(key)), self.now)
+        if num_room < num_missing:
             assert answer == Reserved(key, None)
             return
-        assert isinstance(answer, Reserved) and answer.key == key and answer.dropped == dropped
-        assert answer.blocks is not None and len(answer.blocks) == needed
-        assert answer.blocks[: len(kept.blocks)] == kept.blocks
-        for spare in [*dropped, key]:
+        assert isinstance(answer, Reserved) and answer.key == key and answer.blocks is not None
+        assert len(answer.blocks) == len(before) + num_missing and answer.blocks[: len(before)] == before
+        assert answer.num_found == len(found) * BLOCK_SIZE
+        assert answer.num_tokens == (kept.num_tokens if kept else answer.num_found)
+        # the oldest ones, except those with blocks that others need
+        assert answer.dropped == [spare for spare in spares if spare in answer.dropped]
+        assert key not in answer.dropped and (num_missing > num_free or not answer.dropped)
+        for spare in answer.dropped:
             self.forget(spare)
+        assert not self.listed & {*answer.blocks[len(before) :]}
+        for block in answer.blocks[len(before) :]:
+            self.content.pop(block, None)
+        assert [self.content[block] for block in found] == prompt_hashes(key)[: len(found)]
+        self.forget(key)
         self.kept[key] = Kept(
-            list(answer.blocks), kept.num_tokens, AllocationState.RESERVED, self.now + LAPSE_S
+            list(answer.blocks), answer.num_tokens, AllocationState.RESERVED, self.now + LAPSE_S
         )
 
     @rule(key=KEYS, num_tokens=COUNTS, due_in_s=st.integers(0, 4), is_candidate=st.booleans())
@@ -99,6 +132,8 @@ class PoolStates(RuleBasedStateMachine):
             assert answers == [gone(key)]
             return
         assert answers == []
+        num_full = min(num_tokens // BLOCK_SIZE, len(prompt_hashes(key)))
+        self.content |= zip(kept.blocks[:num_full], prompt_hashes(key), strict=False)
         self.kept[key] = Kept(kept.blocks, num_tokens, AllocationState.HELD, is_candidate=is_candidate)
 
     @rule(keys=st.lists(KEYS, max_size=3))
@@ -113,6 +148,12 @@ class PoolStates(RuleBasedStateMachine):
         assert self.pool.on(Release(keys), self.now) == []
         for key in keys:
             self.forget(key)
+
+    @rule(key=KEYS)
+    def is_wrong(self, key: RequestKey) -> None:
+        assert self.pool.on(Forget(prompt_hashes(key)), self.now) == []
+        first = prompt_hashes(key)[:1]
+        assert not [each for each in self.known.values() if first and self.content[each] in first]
 
     @rule(max_blocks=COUNTS, min_requests=st.integers(0, 5), max_requests=st.integers(0, 5))
     def form_batch(self, max_blocks: int, min_requests: int, max_requests: int) -> None:
@@ -157,7 +198,7 @@ class PoolStates(RuleBasedStateMachine):
         if is_killed:
             self.start()
             # the order in which they became spares is not written down
-            self.spares.sort(key=lambda key: self.kept[key].blocks[0])
+            self.spares = [each.key for each in self.pool.inventory() if each.key in self.spares]
         for kept in self.kept.values():
             kept.is_candidate = False
             if is_killed:
@@ -168,14 +209,19 @@ class PoolStates(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.pool.check()
-        assert self.pool.num_free_blocks == self.num_free
-        assert self.pool.num_spare_blocks == sum(len(self.kept[key].blocks) for key in self.spares)
+        num_kept = len({*self.known.values()} - self.listed)
+        assert self.pool.num_free_blocks == NUM_BLOCKS - len(self.listed) - num_kept
+        assert self.pool.num_spare_blocks == len(self.listed - self.needed) + num_kept
+        assert self.pool.use.num_kept_blocks == num_kept
+        # what is known is what a request has committed, and nothing else was written there since
+        assert all(self.content[block] == block_hash for block_hash, block in self.known.items())
         assert self.pool.num_candidates == sum(kept.is_candidate for kept in self.kept.values())
 
     def teardown(self) -> None:
         self.pool.on(Release(list(self.kept)), self.now)
         self.pool.check_idle()
-        assert self.pool.num_free_blocks == NUM_BLOCKS and self.table.num_owned == 0
+        assert self.pool.num_free_blocks + self.pool.use.num_kept_blocks == NUM_BLOCKS
+        assert self.table.num_requests == 0
 
 
 TestPoolStates = PoolStates.TestCase

@@ -39,7 +39,7 @@ def test_what_one_writes_the_other_reads(name: str) -> None:
     made = Segment.create(name, FORM, num_blocks=5)
     found = Segment.attach(name, FORM)
     assert (found.form, found.num_blocks, found.blocks.shape) == (FORM, 5, (5, FORM.block_bytes))
-    assert not found.blocks.any() and found.table.num_owned == 0
+    assert not found.blocks.any() and found.table.num_requests == 0
     made.blocks[3] = np.arange(FORM.block_bytes) % 251
     assert np.array_equal(found.blocks[3], made.blocks[3])
     assert not found.blocks[[0, 1, 2, 4]].any()
@@ -244,7 +244,7 @@ def test_other_versions_and_cut_off_files_are_refused(name: str) -> None:
     Segment.create(name, FORM, num_blocks=3).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:8] + bytes([9]) + whole[9:])
-    with pytest.raises(ValueError, match=f"{name}: has version 9, and 3 is needed"):
+    with pytest.raises(ValueError, match=f"{name}: has version 9, and 4 is needed"):
         Segment.attach(name)
     path.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match=f"{name}: has {len(whole) - 1} bytes, and {len(whole)} are needed"):

@@ -171,11 +171,11 @@ def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
     kv = engine_of(rig.worker).cache.blocks
     kv[:, :, :, :, :, 0] = float("nan")
     assert run(rig, other(LONG)) == 32
-    assert rig.news[-1].finish_reason == "error"
+    assert rig.news[-1].finish_reason == "error" and rig.news[-1].is_spoilt
     kv.zero_()
     # neither what it computed nor what it shared
     assert run(rig, work(LONG)) == 0
-    assert rig.news[-1].finish_reason is None
+    assert rig.news[-1].finish_reason is None and not rig.news[-1].is_spoilt
     rig.check_idle()
 
 
@@ -218,3 +218,76 @@ def test_it_can_be_left_off(tiny_model: Directory) -> None:
         run(plain, work(LONG))
         assert run(plain, other(LONG)) == 0
         assert not any(report.num_asked for report in plain.reports)
+
+
+# ---- with KV of other requests in the pool ---------------------------------------------------------------------------
+
+
+def found(prompt: list[int], num_found: int, key: RequestKey = OTHER, first_own: int = OTHERS_BLOCKS) -> Work:
+    """A prompt for which the pool has found the first tokens in the blocks of `work`."""
+    made = work(prompt, None, num_found, key)
+    own = [PoolBlockId(block + first_own) for block in made.blocks[num_found // BLOCK :]]
+    return replace(made, blocks=[*made.blocks[: num_found // BLOCK], *own], num_found=num_found)
+
+
+def moved(rig: Rig, what: str) -> int:
+    """The number of blocks that were copied."""
+    num_bytes = sum(each.num_bytes for report in rig.reports for each in report.moved if each.what == what)
+    return num_bytes // rig.worker.engine.format.block_bytes
+
+
+def test_what_another_instance_has_left_in_the_pool_is_loaded_and_the_rest_computed(
+    rig: Rig, tiny_model: Directory
+) -> None:
+    run(rig, work(LONG))
+    with closing(Rig(tiny_model(FAMILY), enable_prefix_caching=True)) as second:
+        second.pool[:] = rig.pool
+        before = second.pool[:OTHERS_BLOCKS].copy()
+        assert run(second, found(BRANCH, 96)) == 96
+        assert second.news[-1].tokens == [first_token(tiny_model(FAMILY), BRANCH)]
+        assert (moved(second, "load"), moved(second, "save")) == (6, 3)
+        assert sum(report.num_computed for report in second.reports) == len(BRANCH) - 96
+        # of what others list, nothing is written
+        assert np.array_equal(second.pool[:OTHERS_BLOCKS], before)
+        # what was loaded serves the next prompt here
+        assert run(second, found(LONG[:120], 0, KEY, 48)) == 96
+        assert moved(second, "load") == 6
+        second.check_idle()
+
+
+@pytest.mark.parametrize(("num_found", "num_loaded"), [(48, 0), (96, 0), (112, 1), (160, 4)])
+def test_only_what_is_not_here_is_loaded_and_only_what_is_not_in_the_pool_is_saved(
+    rig: Rig, tiny_model: Directory, num_found: int, num_loaded: int
+) -> None:
+    """The instance has 96 tokens, and the pool more or fewer."""
+    with closing(Rig(tiny_model(FAMILY))) as alone:
+        run(alone, work(LONG[:200]))
+    run(rig, work(LONG[:100]))
+    rig.pool[:] = alone.pool
+    rig.pool[16:] = 0
+    rig.said.clear()
+    assert run(rig, found(LONG[:200], num_found)) == max(num_found, 96)
+    assert rig.news[-1].tokens == [first_token(tiny_model(FAMILY), LONG[:200])]
+    assert moved(rig, "load") == num_loaded
+    num_columns = -(-200 // BLOCK)
+    assert moved(rig, "save") == num_columns - num_found // BLOCK
+    assert sum(report.num_computed for report in rig.reports) == 200 - max(num_found, 96)
+    first = num_found // BLOCK
+    saved = rig.pool[OTHERS_BLOCKS + first : OTHERS_BLOCKS + num_columns]
+    assert np.array_equal(saved[:-1], alone.pool[first : num_columns - 1])
+    rig.check_idle()
+
+
+def test_a_prompt_that_was_preempted_shares_again_what_is_here(rig: Rig, tiny_model: Directory) -> None:
+    """Its own KV in the pool is no prompt's find."""
+    run(rig, work(LONG[:100]))
+    rig.said.clear()
+    resumed = replace(found(LONG[:200], 0), num_cached=120)
+    with closing(Rig(tiny_model(FAMILY))) as alone:
+        run(alone, work(LONG[:200]))
+    for column, block in enumerate(resumed.blocks):
+        rig.pool[block] = alone.pool[column]
+    assert run(rig, resumed) == 96
+    assert rig.news[-1].tokens == [first_token(tiny_model(FAMILY), LONG[:200])]
+    assert moved(rig, "load") == 2 and sum(report.num_asked for report in rig.reports) == 0
+    rig.check_idle()

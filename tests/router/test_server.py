@@ -127,7 +127,7 @@ def test_the_cluster_is_described_with_who_is_missing() -> None:
             await prefill.hears(UsePool)
             gateway.connection.send(submit())
             number = (await pool.hears(Reserve)).number
-            pool.connection.send(PoolUse(num_free_blocks=3, num_spare_blocks=1))
+            pool.connection.send(PoolUse(1, 3, num_kept_blocks=2, num_shared_blocks=4))
             pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)], number=number))
             while (cluster := await gateway.ask_cluster()).requests != {"prefilling": 1}:
                 gateway.heard.clear()
@@ -138,6 +138,8 @@ def test_the_cluster_is_described_with_who_is_missing() -> None:
                 processes[InstanceId("kvpool-0")].num_blocks,
                 processes[InstanceId("kvpool-0")].num_free_blocks,
             ) == (10, 3)
+            assert processes[InstanceId("kvpool-0")].num_kept_blocks == 2
+            assert processes[InstanceId("kvpool-0")].num_shared_blocks == 4
             assert processes[InstanceId("prefill-0")].requests == {"prefilling": 1}
             assert processes[InstanceId("router")].pid == os.getpid()
 

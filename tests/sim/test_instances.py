@@ -55,14 +55,21 @@ def test_prompts_that_begin_alike_share_kv(every_s: float) -> None:
     assert num_computed(alone) - num_computed(together) == 5 * len(BEGINNING)
 
 
-def test_a_restarted_instance_has_forgotten_what_could_be_shared() -> None:
+@pytest.mark.parametrize("is_pool_lost", [False, True])
+def test_a_restarted_instance_has_forgotten_what_could_be_shared_and_the_pool_has_not(
+    is_pool_lost: bool,
+) -> None:
     island = small_island(enable_prefix_caching=True, **ROOMY)
     prefill = island.world.processes[InstanceId("prefill-0")]
     island.world.clock.at(3.0, prefill.kill)
     island.world.clock.at(3.1, prefill.start)
+    if is_pool_lost:
+        island.world.clock.at(3.0, island.pool.kill)
+        island.world.clock.at(3.05, island.pool.lose_segment)
+        island.world.clock.at(3.1, island.pool.start)
     play(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0), limit_s=LIMIT_S)
     # of the last block one token at least is computed
-    num_shared = len(BEGINNING) - 16
+    num_shared = (1 if is_pool_lost else 2) * (len(BEGINNING) - 16)
     assert num_computed(island) == 3 * (len(BEGINNING) + NUM_OUTPUT - 1) - num_shared
 
 

@@ -253,6 +253,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     ]
     yield _processes(processes)
     yield _kv_use(processes)
+    yield from _pools([each for each in processes if each[1].role == "kvpool"])
     instances = [(island, process) for island, process in processes if process.role in INSTANCE_ROLES]
     yield from _instances(instances)
     yield from _moves(instances)
@@ -359,6 +360,25 @@ def _kv_use(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
                 [island, process.role, process.instance_id], 1 - process.num_free_blocks / process.num_blocks
             )
     return use
+
+
+def _pools(pools: Sequence[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
+    """What prompts that begin alike have in common in the pool."""
+    blocks = _gauge(
+        "pool_blocks",
+        "Blocks that several requests list (shared), and those that none lists and prompts may find (kept).",
+        *INSTANCE_LABELS,
+        "state",
+    )
+    queries = _counter("pool_content_queries", "Tokens that were looked up in the pool.", *INSTANCE_LABELS)
+    hits = _counter("pool_content_hits", "Tokens that were found in the pool.", *INSTANCE_LABELS)
+    for island, process in pools:
+        labels = [island, process.role, process.instance_id]
+        blocks.add_metric([*labels, "shared"], process.num_shared_blocks)
+        blocks.add_metric([*labels, "kept"], process.num_kept_blocks)
+        queries.add_metric(labels, process.stats.num_asked_tokens)
+        hits.add_metric(labels, process.stats.num_found_tokens)
+    yield from (blocks, queries, hits)
 
 
 INSTANCE_ROLES = ("prefill", "decode", "colocated")

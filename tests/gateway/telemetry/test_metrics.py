@@ -97,7 +97,12 @@ class KnowingRouter(ScriptedRouter):
             num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300, num_handed_over=70
         )
         self.processes = [
-            process_status("kvpool"),
+            msgspec.structs.replace(
+                process_status("kvpool"),
+                stats=InstanceStats(num_asked_tokens=500, num_found_tokens=200),
+                num_kept_blocks=3,
+                num_shared_blocks=2,
+            ),
             msgspec.structs.replace(process_status("prefill"), stats=prefill),
             msgspec.structs.replace(process_status("decode"), stats=decode),
         ]
@@ -141,6 +146,11 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"num_handed_over_total{prefill}"] == 70
             assert found[f"prefix_cache_queries_total{prefill}"] == 900
             assert found[f"prefix_cache_hits_total{prefill}"] == 300
+            pool = 'instance="kvpool-0",island="0",role="kvpool"'
+            assert found[f"pool_content_queries_total{{{pool}}}"] == 500
+            assert found[f"pool_content_hits_total{{{pool}}}"] == 200
+            assert found[f'pool_blocks{{{pool},state="shared"}}'] == 2
+            assert found[f'pool_blocks{{{pool},state="kept"}}'] == 3
             load = '{instance="decode-0",island="0",role="decode",transfer="load"}'
             assert found[f"kv_transfer_bytes_total{load}"] == 4096
             assert found[f"kv_transfer_seconds_total{load}"] == 0.5

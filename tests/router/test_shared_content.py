@@ -1,0 +1,202 @@
+"""Prompts that begin alike have their KV in the pool once: what the pool is told, and what follows from its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import (
+    Commit,
+    Evict,
+    Failed,
+    Forget,
+    Prefill,
+    Release,
+    Reserve,
+    Reserved,
+    Stored,
+    Submit,
+)
+from alignedserve.router.events import Connected
+from alignedserve.router.requests import Phase
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.prefixes import block_hashes_of
+from tests.router.script import (
+    BLOCK_SIZE,
+    DECODE,
+    GATEWAY,
+    ONE,
+    POOL,
+    PREFILL,
+    Script,
+    hello,
+    pool_blocks,
+    request,
+)
+
+
+def script_of(**limits: Any) -> Script:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=True, **limits)
+    script.take()
+    return script
+
+
+def submit(script: Script, num_prompt: int = 10, **changes: Any) -> Reserve:
+    script.say(GATEWAY, Submit(replace(request(num_prompt=num_prompt), **changes)))
+    reserve: Reserve = script.take_one(Reserve, POOL)
+    return reserve
+
+
+def found(script: Script, num_tokens: int, blocks: list[int] | None = None) -> None:
+    given = pool_blocks(*(blocks or [10, 11, 12]))
+    script.say(POOL, Reserved(ONE, given, num_tokens=num_tokens, num_found=num_tokens))
+
+
+def hashes(num_prompt: int = 10, **salt: str) -> list[bytes]:
+    return block_hashes_of(list(range(num_prompt)), BLOCK_SIZE, **salt)
+
+
+def test_the_pool_is_told_what_a_prompt_may_have_in_common() -> None:
+    assert submit(script_of()).hashes == hashes()
+    assert submit(script_of(), cache_salt="a").hashes == hashes(salt="a")
+    assert submit(script_of(), adapter="b").hashes == hashes(adapter="b")
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+def test_nothing_is_shared_where_that_is_off_or_would_be_wrong(enable_prefix_caching: bool) -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=enable_prefix_caching)
+    script.take()
+    params = SamplingParams(max_tokens=3, prompt_logprobs=1 if enable_prefix_caching else None)
+    assert submit(script, params=params).hashes == []
+    assert submit(script_of(window=8)).hashes == []
+
+
+@pytest.mark.parametrize(("encoding", "is_exact"), [("kv", True), ("kv-fp8", True), ("kv-int8", False)])
+def test_kv_that_the_pool_keeps_only_nearly_is_not_shared(encoding: str, is_exact: bool) -> None:
+    script = Script(connect=False)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    script._on(Connected(replace(hello(POOL), fingerprint={"encoding": encoding})))
+    script.take()
+    assert submit(script).hashes == (hashes() if is_exact else [])
+
+
+def test_a_prefill_instance_gets_what_was_found_as_cached() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert (work.num_cached, work.num_found, work.blocks) == (8, 8, [10, 11, 12])
+    counters = script.router.state.counters.of(POOL)
+    assert (counters.num_asked_tokens, counters.num_found_tokens) == (10, 8)
+    assert script.router.state.cluster.prefills[0].pending.total == 2
+
+
+def test_the_last_token_is_computed_whatever_the_pool_says() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 12)
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert work.num_cached == 9
+
+
+def test_what_is_taken_back_is_committed_as_far_as_it_was_found() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.close(PREFILL)
+    assert script.take_one(Commit, POOL).num_tokens == 8
+
+
+def test_a_request_with_blocks_tells_no_hashes_and_keeps_its_count() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.close(PREFILL)
+    script.take()
+    script.connect(PREFILL, epoch=2, enable_prefix_caching=True)
+    assert script.take_one(Reserve, POOL).hashes == []
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8))
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert (work.num_cached, work.num_found) == (8, 8)
+
+
+def test_a_request_whose_load_failed_is_computed_alone() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.take()
+    script.say(PREFILL, Failed(ONE, "load", "no such bytes"))
+    script.tick(0.3)
+    sent = [message for _, message in script.take()]
+    assert Release([ONE]) in sent
+    (again,) = [each for each in sent if isinstance(each, Reserve)]
+    assert again.hashes == []
+
+
+def test_a_victim_saves_only_what_the_pool_lacks() -> None:
+    script = script_of()
+    submit(script, 12)
+    found(script, 8, [10, 11, 12, 13])
+    script.first_token()
+    script.saved()
+    script.chosen(1)
+    script.decode(admitted=[ONE])
+    script.say(POOL, Reserved(ONE, None, dropped=[ONE], number=99))
+    script.take()
+    script.token(wants_evicted=[ONE])
+    assert script.take_one(Reserve, POOL).hashes == hashes(12)
+    found(script, 12, [10, 11, 30, 31, 32, 33])
+    evict = script.take_one(Evict, DECODE)
+    assert (evict.num_saved, evict.blocks) == (12, [10, 11, 30, 31, 32, 33])
+
+
+def test_a_pool_that_was_killed_after_it_had_found_something_says_so_again() -> None:
+    script = script_of()
+    submit(script)
+    script.close(POOL)
+    script.take()
+    inventory = [Stored(ONE, pool_blocks(10, 11, 12), 8)]
+    script.connect(POOL, epoch=2, inventory=inventory, enable_prefix_caching=True)
+    assert script.state().num_cached == 8 and script.state().blocks == [10, 11, 12]
+
+
+def test_what_may_be_wrong_is_found_no_more() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.take()
+    script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
+    sent = [message for name, message in script.take() if name == POOL]
+    assert Forget(hashes()) in sent
+
+
+def test_an_error_that_says_nothing_about_kv_leaves_it_known() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.take()
+    script.first_token(finish_reason="error", error="no such grammar")
+    assert not [message for _, message in script.take() if isinstance(message, Forget)]
+    assert script.state().phase is Phase.LEAVING
+
+
+def test_what_an_instance_may_still_be_filling_is_not_claimed_by_a_new_router() -> None:
+    """Its blocks beyond what was found must not become free before the instance has dropped its orders."""
+    script = Script(connect=False)
+    inventory = [Stored(ONE, pool_blocks(10, 11, 12), 8, is_new=True)]
+    script.connect(POOL, inventory=inventory, enable_prefix_caching=True)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    script.take()
+    assert submit(script).key == ONE
+    # it has them all the same, and goes on after what was found
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8))
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert (work.num_cached, work.blocks) == (8, [10, 11, 12])
