@@ -34,6 +34,11 @@ class Claim:
     judge: Callable[[Numbers], Verdict]
     # Reasons for a verdict, as far as they were investigated, with the names of numbers in braces.
     because: Mapping[Verdict, str] = field(default_factory=dict)
+    # Computes more numbers from the measured ones, for the texts and the judgement.
+    derive: Callable[[Numbers], Numbers] = lambda numbers: {}
+
+    def complete(self, numbers: Numbers) -> Numbers:
+        return {**numbers, **self.derive(numbers)}
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def names_of(claim: Claim) -> set[str]:
 def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False) -> Finding:
     """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}
-    middle = {name: median(values) for name, values in numbers.items()}
+    middle = claim.complete({name: median(values) for name, values in numbers.items()})
     verdict = claim.judge(middle)
     reason = claim.because.get(verdict, "")
     return Finding(
