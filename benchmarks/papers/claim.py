@@ -106,6 +106,14 @@ def names_of(claim: Claim) -> set[str]:
     return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
 
 
+def tells(claim: Claim, numbers: Numbers) -> bool:
+    """Returns whether these are the numbers of this version of the claim."""
+    try:
+        return names_of(claim) <= claim.complete(numbers).keys()
+    except KeyError:
+        return False
+
+
 def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False) -> Finding:
     """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}

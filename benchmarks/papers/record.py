@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Claim, Finding, Numbers, finding, names_of
+from benchmarks.papers.claim import Claim, Finding, Numbers, finding, tells
 from benchmarks.papers.run import Task
 from benchmarks.papers.verdict import Verdict
 
@@ -75,7 +75,7 @@ class Record:
 
     def _finding(self, paper: str, claim: Claim) -> Finding | None:
         found = self.measured.get(paper, {}).get(claim.name)
-        if found and names_of(claim) <= found["seeds"][0].keys():
+        if found and tells(claim, found["seeds"][0]):
             return finding(paper, claim, found["seeds"], "--quick" in self.runs[found["run"]]["command"])
         older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
         if not older:
