@@ -56,6 +56,8 @@ class Finding:
     numbers: Mapping[str, Sequence[float]]
     # Whether it was measured with --quick.
     is_quick: bool = False
+    # When and at which commit.
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ def tells(claim: Claim, numbers: Numbers) -> bool:
         return False
 
 
-def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False) -> Finding:
+def finding(
+    paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False, measured: str = ""
+) -> Finding:
     """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}
     middle = claim.complete({name: median(values) for name, values in numbers.items()})
@@ -132,4 +136,5 @@ def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool
         reason.format(**middle),
         numbers,
         is_quick,
+        measured,
     )

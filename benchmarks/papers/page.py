@@ -25,8 +25,8 @@ HEAD = """# Five papers' figures, and ours
 
 | verdict | meaning |
 | --- | --- |
-| **reproduced** | at least {enough:.0%} of the paper's gain |
-| **partly** | less of it, or only some parts of the claim |
+| **reproduced** | at least {enough:.0%} of the paper's gain at each point that the row judges |
+| **partly** | less of it, or only at some points, even if their mean is enough |
 | **refuted** | no gain, or the reverse; {noise:.0%} either way is noise |
 
 The systems with which papers compare are scheduling policies here, on the same simulated engine. On colocated
@@ -108,7 +108,8 @@ def _size(finding: Finding) -> str:
     if not num_seeds:
         return ""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
-    return f"; ours: {seeds}, with --quick" if finding.is_quick else f"; ours: {seeds}"
+    parts = [seeds, "with --quick" if finding.is_quick else "", finding.measured]
+    return f"; ours: {', '.join(filter(None, parts))}"
 
 
 def _spread(finding: Finding) -> str:

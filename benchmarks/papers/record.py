@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Finding, Numbers, finding, tells
 from benchmarks.papers.run import Task
 from benchmarks.papers.verdict import Verdict
+
+
+def _said(run: Mapping[str, Any]) -> str:
+    """Says which run it was. Nothing if it has no date."""
+    return f"{run['date'][:10]} at {str(run['commit'])[:12]}" if "date" in run else ""
 
 
 @dataclass
@@ -76,7 +82,8 @@ class Record:
     def _finding(self, paper: str, claim: Claim) -> Finding | None:
         found = self.measured.get(paper, {}).get(claim.name)
         if found and tells(claim, found["seeds"][0]):
-            return finding(paper, claim, found["seeds"], "--quick" in self.runs[found["run"]]["command"])
+            run = self.runs[found["run"]]
+            return finding(paper, claim, found["seeds"], "--quick" in run["command"], _said(run))
         older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
         if not older:
             return None
