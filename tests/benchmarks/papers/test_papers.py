@@ -40,7 +40,8 @@ CLAIM = Claim(
 
 def rate(vllm: float) -> dict[str, float]:
     """Numbers of ALISE's rate on Alpaca."""
-    others = ("vllm_rate", "now_rate", "alise", "seconds", "half", "half_vllm_rate", "half_alise")
+    shorter = ("shorter", "shorter_s", "shorter_vllm", "shorter_alise")
+    others = ("vllm_rate", "now_rate", "alise", "seconds", *shorter)
     return {"vllm": vllm} | dict.fromkeys(others, 1.0)
 
 
@@ -263,6 +264,12 @@ def test_a_mean_that_hides_a_rate_without_the_gain_is_only_a_part() -> None:
     numbers = {"vllm": 0.06, "rr": -0.08, "less_3": -0.08, "less_6": -0.07, "less_9": 0.05}
     assert claim.judge(numbers) is Verdict.REPRODUCED
     assert claim.judge(numbers | {"less_9": 0.33}) is Verdict.PARTLY
+
+
+def test_a_gain_that_falls_with_time_is_not_settled() -> None:
+    claim = claim_of("alise", "rate-alpaca")
+    assert claim.judge(rate(1.6) | {"shorter": 1.6}) is Verdict.REPRODUCED
+    assert claim.judge(rate(1.6) | {"shorter": 1.8}) is Verdict.PARTLY
 
 
 def test_each_model_must_have_apt_serve_s_gain() -> None:
