@@ -18,9 +18,10 @@ from benchmarks.papers.run import Task
 from benchmarks.papers.verdict import Verdict
 
 
-def _said(run: Mapping[str, Any]) -> str:
-    """Says which run it was. Nothing if it has no date."""
-    return f"{run['date'][:10]} at {str(run['commit'])[:12]}" if "date" in run else ""
+def _said(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Says which run it was, and which numbers are from another one. Nothing if it has no date."""
+    said = f"{run['date'][:10]} at {str(run['commit'])[:12]}" if "date" in run else ""
+    return f"{said}; {found['also']}" if "also" in found else said
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Record:
     path: Path
     # The command, date, commit and machine of each run.
     runs: list[dict[str, Any]] = field(default_factory=list)
-    # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers.
+    # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers. `also` says
+    # which of the numbers are from another run.
     measured: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     # The texts of findings that were measured with other workloads or baselines than the present ones, until they are
     # measured again.
@@ -83,7 +85,7 @@ class Record:
         found = self.measured.get(paper, {}).get(claim.name)
         if found and tells(claim, found["seeds"][0]):
             run = self.runs[found["run"]]
-            return finding(paper, claim, found["seeds"], "--quick" in run["command"], _said(run))
+            return finding(paper, claim, found["seeds"], "--quick" in run["command"], _said(run, found))
         older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
         if not older:
             return None

@@ -266,6 +266,13 @@ def test_a_mean_that_hides_a_rate_without_the_gain_is_only_a_part() -> None:
     assert claim.judge(numbers | {"less_9": 0.33}) is Verdict.PARTLY
 
 
+def test_both_rates_of_real_time_alone_must_have_both_gains() -> None:
+    claim = claim_of("bros", "alone")
+    numbers = {"less_10": 0.36, "less_15": 0.41, "more_10": 1.08, "more_15": 1.15}
+    assert claim.judge(numbers) is Verdict.REPRODUCED
+    assert claim.judge(numbers | {"more_10": 1.01}) is Verdict.PARTLY
+
+
 def test_a_gain_that_falls_with_time_is_not_settled() -> None:
     claim = claim_of("alise", "rate-alpaca")
     assert claim.judge(rate(1.6) | {"shorter": 1.6}) is Verdict.REPRODUCED
