@@ -34,6 +34,11 @@ class Claim:
     judge: Callable[[Numbers], Verdict]
     # Reasons for a verdict, as far as they were investigated, with the names of numbers in braces.
     because: Mapping[Verdict, str] = field(default_factory=dict)
+    # Computes more numbers from the measured ones, for the texts and the judgement.
+    derive: Callable[[Numbers], Numbers] = lambda numbers: {}
+
+    def complete(self, numbers: Numbers) -> Numbers:
+        return {**numbers, **self.derive(numbers)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Finding:
     numbers: Mapping[str, Sequence[float]]
     # Whether it was measured with --quick.
     is_quick: bool = False
+    # When and at which commit.
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,20 @@ def names_of(claim: Claim) -> set[str]:
     return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
 
 
-def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False) -> Finding:
+def tells(claim: Claim, numbers: Numbers) -> bool:
+    """Returns whether these are the numbers of this version of the claim."""
+    try:
+        return names_of(claim) <= claim.complete(numbers).keys()
+    except KeyError:
+        return False
+
+
+def finding(
+    paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool = False, measured: str = ""
+) -> Finding:
     """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}
-    middle = {name: median(values) for name, values in numbers.items()}
+    middle = claim.complete({name: median(values) for name, values in numbers.items()})
     verdict = claim.judge(middle)
     reason = claim.because.get(verdict, "")
     return Finding(
@@ -119,4 +136,5 @@ def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers], is_quick: bool
         reason.format(**middle),
         numbers,
         is_quick,
+        measured,
     )

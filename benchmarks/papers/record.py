@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Claim, Finding, Numbers, finding, names_of
+from benchmarks.papers.claim import Claim, Finding, Numbers, finding, tells
 from benchmarks.papers.run import Task
 from benchmarks.papers.verdict import Verdict
+
+
+def _said(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Says which run it was, and which numbers are from another one. Nothing if it has no date."""
+    said = f"{run['date'][:10]} at {str(run['commit'])[:12]}" if "date" in run else ""
+    return f"{said}; {found['also']}" if "also" in found else said
 
 
 @dataclass
@@ -22,7 +29,8 @@ class Record:
     path: Path
     # The command, date, commit and machine of each run.
     runs: list[dict[str, Any]] = field(default_factory=list)
-    # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers.
+    # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers. `also` says
+    # which of the numbers are from another run.
     measured: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     # The texts of findings that were measured with other workloads or baselines than the present ones, until they are
     # measured again.
@@ -75,8 +83,9 @@ class Record:
 
     def _finding(self, paper: str, claim: Claim) -> Finding | None:
         found = self.measured.get(paper, {}).get(claim.name)
-        if found and names_of(claim) <= found["seeds"][0].keys():
-            return finding(paper, claim, found["seeds"], "--quick" in self.runs[found["run"]]["command"])
+        if found and tells(claim, found["seeds"][0]):
+            run = self.runs[found["run"]]
+            return finding(paper, claim, found["seeds"], "--quick" in run["command"], _said(run, found))
         older: dict[str, Any] = self.older.get(paper, {}).get(claim.name, {})
         if not older:
             return None
