@@ -159,13 +159,14 @@ class DecodeWorker(Worker):
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in plan.pulls:
             key = work.request.key
+            num_here = self.prompts.arriving(work)
             request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
             source = self.schedule.blocks.pulling[key].source
             if source is None:
                 span, end = self.engine.span, self.engine.format.num_columns(work.num_cached)
-                num_passed = span.num_passed(work.num_cached)
-                pairs = pairs_of(self.engine, request, work.blocks, 0, end, num_passed)
+                first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
+                pairs = pairs_of(self.engine, request, work.blocks, first, end, num_passed)
                 self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 blocks = blocks_with(self.engine, request, work.num_cached)
@@ -215,9 +216,9 @@ class DecodeWorker(Worker):
 
     def _arrived(self, key: RequestKey) -> None:
         """Handles a request with KV and grammar ready, or an aborted one."""
-        if pulled := self.schedule.blocks.pulled(key):
+        if self.schedule.blocks.pulled(key):
             self.engine.join(self._requests[key])
-            self.prompts.resumed(pulled.work, self._requests[key])
+            self.prompts.computed([self._requests[key]])
             self._report.admitted.append(key)
         else:
             self._leave(key)
@@ -227,6 +228,7 @@ class DecodeWorker(Worker):
         tokens."""
         (key,) = outcome.keys
         if outcome.error is None:
+            self.prompts.ended(self._requests[key])
             if self.schedule.blocks.evicted(key):
                 self._report.evicted.append((key, num_tokens))
             self._leave(key)
@@ -295,6 +297,7 @@ class DecodeWorker(Worker):
             for one, output in zip(step.news, outputs, strict=False):
                 complete(one, output)
                 if output.finish_reason:
+                    self.prompts.failed(output)
                     self._ended(one.key)
             return
         for news, output in zip_longest(step.news, outputs):

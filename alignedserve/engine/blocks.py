@@ -240,24 +240,32 @@ class BlockManager:
 
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
-    def share(self, owner: RequestId, block_hashes: Sequence[bytes]) -> int:
+    def share(
+        self, owner: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
+    ) -> int:
         """Lets `owner`, which holds no blocks yet, hold the blocks of the leading hashes, as far as they are known.
 
         Returns the number of hashes found. Their passed columns are not held. Shared blocks count like others, so fewer
-        are shared if not all of them fit.
+        are shared if not all of them fit. `num_passed`: see `num_known`.
         """
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self.held(owner))} blocks before it shares any")
-        num_known = self.num_known(block_hashes)
-        if self._span.num_blocks(self._num_passed(num_known), num_known) > self.num_free:
-            num_known = self.num_known(block_hashes[: self.num_free // self._span.num_groups])
+        num_known = self.num_known(block_hashes, num_passed)
+        if self._num_shared(num_known, num_passed) > self.num_free:
+            num_fitting = self.num_free // self._span.num_groups
+            num_known = self.num_known(block_hashes[:num_fitting], num_passed)
         if num_known:
-            held = self._begin(owner, self._num_passed(num_known))
+            held = self._begin(owner, self._num_passed(num_known) if num_passed is None else num_passed)
             for published, blocks in zip(self._published, held.groups, strict=True):
                 shared = [published[each] for each in block_hashes[len(blocks) : num_known]]
                 self._add_owner(shared)
                 blocks += shared
         return num_known
+
+    def _num_shared(self, num_known: int, num_passed: int | None) -> int:
+        """The number of blocks in these columns that are not passed."""
+        passed = self._num_passed(num_known) if num_passed is None else min(num_passed, num_known)
+        return self._span.num_blocks(passed, num_known)
 
     def _add_owner(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
@@ -267,9 +275,11 @@ class BlockManager:
                 self._others[block] += 1
                 self._num_others += 1
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         """The number of leading hashes with blocks in all groups. Columns that are passed by then need none in sliding
-        groups."""
+        groups. `num_passed`: the columns that the owner has passed, if it gets the KV after these hashes elsewhere."""
+        if num_passed is not None:
+            return self._num_known_behind(block_hashes, num_passed)
         num_full, window = self._span.num_full_groups, self._span.window
         # If nothing is ever passed, all groups need all columns.
         always = self._published[:num_full] if window else self._published
@@ -282,6 +292,17 @@ class BlockManager:
             if num_in_a_row and num_in_a_row >= count - self._num_passed(count):
                 num_known = count
         return num_known
+
+    def _num_known_behind(self, block_hashes: Sequence[bytes], num_passed: int) -> int:
+        in_full = _in_all(self._published[: self._span.num_full_groups])
+        in_sliding = _in_all(self._published[self._span.num_full_groups :])
+        there = takewhile(
+            lambda column: (
+                in_full(block_hashes[column]) and (column < num_passed or in_sliding(block_hashes[column]))
+            ),
+            range(len(block_hashes)),
+        )
+        return sum(1 for _ in there)
 
     def _num_passed(self, num_full: int) -> int:
         return self._span.num_passed(num_full * self._span.block_size)

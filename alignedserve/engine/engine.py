@@ -149,10 +149,13 @@ class Engine:
         """The number of tokens with cached KV under the leading block hashes."""
         return self._blocks.num_known(block_hashes) * self.cache.format.block_size
 
-    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
+    def share(
+        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
+    ) -> int:
         """Lets a request that will be adopted share the blocks with these hashes (`scheduling/prefixes.py`), as far
-        as they are known. Returns the number of tokens with KV."""
-        return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
+        as they are known. Returns the number of tokens with KV. `num_passed`: the columns that it has passed, if it
+        gets the KV after these hashes from the pool or from another instance."""
+        return self._blocks.share(request_id, block_hashes, num_passed) * self.cache.format.block_size
 
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""

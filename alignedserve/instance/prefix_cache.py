@@ -52,6 +52,11 @@ class PrefixCache:
         prefix = self._waiting[work.request.key] = self._hashed(work)
         return self._usable(work, prefix)
 
+    def expect(self, work: Work) -> None:
+        """Hashes the blocks of a request with KV elsewhere, before it is admitted."""
+        if self._is_for(work):
+            self._waiting[work.request.key] = self._hashed(work)
+
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return self._engine.num_known(block_hashes)
 
@@ -67,6 +72,17 @@ class PrefixCache:
         if _shares(work):
             self._num_asked += len(work.request.prompt) + len(work.output)
             self._num_found += prefix.num_found
+        return prefix.num_found
+
+    def take_arriving(self, work: Work) -> int:
+        """Call it during a plan that admits a request with KV elsewhere. `start` must follow before the next plan."""
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return 0
+        if usable := self._usable(work, prefix)[: work.num_cached // self._block_size]:
+            num_passed = self._engine.span.num_passed(work.num_cached)
+            prefix.num_found = self._engine.share(id_of(work.request.key), usable, num_passed)
+            prefix.num_published = prefix.num_found // self._block_size
         return prefix.num_found
 
     def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:

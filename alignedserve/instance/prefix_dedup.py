@@ -28,6 +28,13 @@ class PrefixLookup(Protocol):
         """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
         cover."""
 
+    def expect(self, work: Work) -> None:
+        """Prepares for `take_arriving` of a request with KV in the pool or on another instance."""
+
+    def take_arriving(self, work: Work) -> int:
+        """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
+        their KV need not be copied."""
+
 
 class NoPrefixCache:
     def block_hashes(self, work: Work) -> Sequence[bytes]:
@@ -37,6 +44,12 @@ class NoPrefixCache:
         return 0
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
+        return 0
+
+    def expect(self, work: Work) -> None:
+        pass
+
+    def take_arriving(self, work: Work) -> int:
         return 0
 
 

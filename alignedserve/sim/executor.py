@@ -311,8 +311,10 @@ class SimEngine:
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
         return self._blocks.num_known(block_hashes) * self.format.block_size
 
-    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
-        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes)
+    def share(
+        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
+    ) -> int:
+        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes, num_passed)
         return self._num_shared[request_id] * self.format.block_size
 
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
