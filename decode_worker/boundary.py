@@ -16,7 +16,7 @@ from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.engine.request import PLAIN
-from alignedserve.instance.prefix_dedup import PrefixDedup, PrefixLookup
+from alignedserve.instance.prefix_dedup import PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
@@ -30,7 +30,7 @@ class Boundary:
         limits: InstanceLimits,
         candidates: Candidates,
         block_table: BlockTable,
-        lookup: PrefixLookup,
+        lookup: SharedBlocks,
         dedup: PrefixDedup,
     ) -> None:
         self.limits = limits
@@ -111,6 +111,9 @@ class Boundary:
 
     def num_freed(self, request: DecodeRequest) -> int:
         return self._block_table.num_freed(_own(request))
+
+    def num_freed_together(self, requests: Iterable[DecodeRequest]) -> int:
+        return self._block_table.num_freed_together([*map(_own, requests)])
 
     @property
     def num_free_slots(self) -> int:
@@ -194,8 +197,9 @@ class Boundary:
             self.plan.pulls.append(scheduled.work)
         else:
             if not keeps_inputs:
-                # With a window it holds no more of those blocks than it needs in any case.
-                max_blocks = None if self.limits.window else self.num_free_blocks
+                # Lent blocks are no shared ones. With a window it holds no more of those than it needs in any case.
+                has_lent = self._block_table.ends.is_on and not self.limits.window
+                max_blocks = self.num_free_blocks if has_lent else None
                 scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
             layout = self._block_table.start(scheduled)
             self._dedup.started(scheduled)

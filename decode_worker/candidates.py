@@ -11,13 +11,13 @@ from alignedserve.decode_worker.scheduled_request import (
     ScheduledRequests,
     scheduled_request,
 )
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixLookup
+from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 
 class Candidates:
-    def __init__(self, max_model_len: int, lookup: PrefixLookup | None = None) -> None:
+    def __init__(self, max_model_len: int, lookup: SharedBlocks | None = None) -> None:
         self._max_model_len = max_model_len
         self._lookup = lookup or NoPrefixCache()
         self._requests: ScheduledRequests = {}

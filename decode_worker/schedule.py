@@ -18,7 +18,7 @@ from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.iteration_times import IterationForecast
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
+from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.estimate import Estimate
@@ -31,7 +31,7 @@ class DecodeSchedule:
         limits: InstanceLimits,
         policy: DecodePart,
         estimate: Estimate | None = None,
-        lookup: PrefixLookup | None = None,
+        lookup: SharedBlocks | None = None,
         max_parts: int = 0,
     ) -> None:
         """`estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may
@@ -42,7 +42,7 @@ class DecodeSchedule:
         self.policy = policy
         self.forecast = IterationForecast(estimate)
         self.candidates = Candidates(limits.max_model_len, lookup)
-        self.blocks = BlockTable(limits, max_parts)
+        self.blocks = BlockTable(limits, max_parts, lookup)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
         self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup)
         # When the last iteration was planned.

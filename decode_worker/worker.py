@@ -62,6 +62,7 @@ class DecodeWorker(Worker):
         super().__init__(engine, transfers, clock, threads, enable_prefix_caching, shares_blocks)
         if not shares_blocks and not engine.limits.max_restored_blocks:
             engine.keep_window(engine.limits.max_num_batched_tokens)
+        engine.count_once(True)
         limits = limits_of(engine)
         part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
@@ -339,12 +340,15 @@ class DecodeWorker(Worker):
         report, forecast, batch = self._report, self.schedule.forecast, self.schedule.candidates.running_batch
         running = self.schedule.blocks.running.values()
         lengths = [request.num_tokens for request in running]
-        of_be = [request.num_blocks for request in running if not request.is_rt]
+        of_be = [request for request in running if not request.is_rt]
         of_batch = [request.num_tokens for request in running if request.batch == batch] if batch else []
         report.wants_evicted = step.plan.wants_evicted
         report.num_running, report.sum_lengths = len(lengths), sum(lengths)
         report.min_length, report.max_length = min(lengths, default=0), max(lengths, default=0)
-        report.num_be_running, report.num_be_blocks = len(of_be), sum(of_be)
+        report.num_be_running, report.num_be_blocks = (
+            len(of_be),
+            self.schedule.blocks.num_freed_together(of_be),
+        )
         report.batch = batch
         report.batch_min_length, report.batch_max_length = min(of_batch, default=0), max(of_batch, default=0)
         report.is_mixed, report.scheduling_s = step.is_mixed, step.scheduling_s

@@ -214,11 +214,15 @@ class Island(Rules):
         decode: dict[str, Any] | None = None,
         policy: Policy | None = None,
         meddle: Callable[[Island], None] = lambda island: None,
+        enable_prefix_caching: bool = False,
         **both: Any,
     ) -> None:
+        """`enable_prefix_caching`: at the decode instance."""
         self._wake = threading.Event()
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
-        self.decode = DecodeWorker(*self._parts(directory, both, decode), policy)
+        self.decode = DecodeWorker(
+            *self._parts(directory, both, decode), policy, enable_prefix_caching=enable_prefix_caching
+        )
         self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
         form = cast(Engine, self.prefill.engine).cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)

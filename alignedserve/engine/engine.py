@@ -157,6 +157,27 @@ class Engine:
         gets the KV after these hashes from the pool or from another instance."""
         return self._blocks.share(request_id, block_hashes, num_passed) * self.cache.format.block_size
 
+    def count_once(self, is_on: bool) -> None:
+        """Counts a block with several owners once, or once for each of them. Called before the first request, after
+        `keep_window`; with a window, each owner counts."""
+        self._blocks.count_once(is_on)
+
+    @property
+    def num_repeated(self) -> int:
+        return self._blocks.num_repeated
+
+    def num_shared(self, request_id: RequestId) -> int:
+        return self._blocks.num_shared(request_id)
+
+    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        return self._blocks.num_held(block_hashes, num_passed)
+
+    def free_early(self, request_id: RequestId) -> None:
+        """If shared blocks are counted once, frees the blocks of a request that will be released before the next
+        iteration. What others share from here on then no longer counts as its."""
+        if self._blocks.counts_once:
+            self._blocks.free(request_id)
+
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""
         self._blocks.publish(request.request_id, first, block_hashes)

@@ -34,7 +34,7 @@ class HashedPrefix:
 
 
 class PrefixCache:
-    """See `prefix_dedup.PrefixLookup`."""
+    """See `prefix_dedup.PrefixLookup` and `prefix_dedup.SharedBlocks`."""
 
     def __init__(self, engine: Executor, is_enabled: bool, rt_only: bool = False) -> None:
         """`rt_only`: best effort shares no KV."""
@@ -79,11 +79,30 @@ class PrefixCache:
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return 0
-        if usable := self._usable(work, prefix)[: work.num_cached // self._block_size]:
+        if usable := self._usable_arriving(work, prefix):
             num_passed = self._engine.span.num_passed(work.num_cached)
             prefix.num_found = self._engine.share(id_of(work.request.key), usable, num_passed)
             prefix.num_published = prefix.num_found // self._block_size
         return prefix.num_found
+
+    def num_held(self, work: Work) -> int:
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return 0
+        if work.num_cached:
+            num_passed = self._engine.span.num_passed(work.num_cached)
+            return self._engine.num_held(self._usable_arriving(work, prefix), num_passed)
+        return self._engine.num_held(self._usable(work, prefix))
+
+    def num_shared(self, key: RequestKey) -> int:
+        return self._engine.num_shared(id_of(key))
+
+    @property
+    def num_repeated(self) -> int:
+        return self._engine.num_repeated
+
+    def dropped(self, key: RequestKey) -> None:
+        self._engine.free_early(id_of(key))
 
     def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
         """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
@@ -135,6 +154,10 @@ class PrefixCache:
         logits."""
         num_tokens = len(work.request.prompt) + len(work.output)
         return prefix.block_hashes[: (num_tokens - 1) // self._block_size] if _shares(work) else ()
+
+    def _usable_arriving(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
+        """Returns the same for a request with KV elsewhere: no more than its full blocks there."""
+        return self._usable(work, prefix)[: work.num_cached // self._block_size]
 
     def _hashed(self, work: Work) -> HashedPrefix:
         wanted = work.request

@@ -28,12 +28,29 @@ class PrefixLookup(Protocol):
         """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
         cover."""
 
+
+class SharedBlocks(PrefixLookup, Protocol):
+    """The same on an instance that decodes. There, a block that several requests hold counts once."""
+
     def expect(self, work: Work) -> None:
         """Prepares for `take_arriving` of a request with KV in the pool or on another instance."""
 
     def take_arriving(self, work: Work) -> int:
         """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
         their KV need not be copied."""
+
+    def num_held(self, work: Work) -> int:
+        """Returns the number of blocks that the request would hold together with others if it began now."""
+
+    def num_shared(self, key: RequestKey) -> int:
+        """Returns the number of the request's blocks that others hold as well."""
+
+    @property
+    def num_repeated(self) -> int:
+        """The number of blocks that sharing saves."""
+
+    def dropped(self, key: RequestKey) -> None:
+        """Call it during a plan that drops the request, after its blocks have been counted as free."""
 
 
 class NoPrefixCache:
@@ -51,6 +68,19 @@ class NoPrefixCache:
 
     def take_arriving(self, work: Work) -> int:
         return 0
+
+    def num_held(self, work: Work) -> int:
+        return 0
+
+    def num_shared(self, key: RequestKey) -> int:
+        return 0
+
+    @property
+    def num_repeated(self) -> int:
+        return 0
+
+    def dropped(self, key: RequestKey) -> None:
+        pass
 
 
 class Member(Protocol):

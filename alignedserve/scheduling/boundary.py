@@ -172,6 +172,10 @@ class DecodeBoundary(Protocol):
         """Returns the number of blocks that become free when this request leaves: its blocks without the shared
         ones."""
 
+    def num_freed_together(self, requests: Iterable[DecodeRequest]) -> int:
+        """Returns the number of blocks that become free when all of these running requests leave, those included that
+        only they share."""
+
     @property
     def num_slots_to_come(self) -> int: ...
 
