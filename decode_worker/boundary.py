@@ -191,8 +191,7 @@ class Boundary:
             # It neither uses nor provides shared KV.
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
         if scheduled.num_cached:
-            if scheduled.source is None:
-                self._lookup.take_arriving(scheduled.work)
+            self._lookup.take_arriving(scheduled.work)
             layout = self._block_table.admit(scheduled)
             self.plan.pulls.append(scheduled.work)
         else:

@@ -37,7 +37,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Outcome
-from alignedserve.transport.runs import TransferSpec
+from alignedserve.transport.runs import HAS_BLOCK, TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
@@ -163,14 +163,16 @@ class DecodeWorker(Worker):
             num_here = self.prompts.arriving(work)
             request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
-            source = self.schedule.blocks.pulling[key].source
+            span, source = self.engine.span, self.schedule.blocks.pulling[key].source
+            first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
             if source is None:
-                span, end = self.engine.span, self.engine.format.num_columns(work.num_cached)
-                first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
+                end = self.engine.format.num_columns(work.num_cached)
                 pairs = pairs_of(self.engine, request, work.blocks, first, end, num_passed)
                 self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 blocks = blocks_with(self.engine, request, work.num_cached)
+                num_skipped = sum(span.are_held(0, first, num_passed))
+                blocks[:num_skipped] = [HAS_BLOCK] * num_skipped
                 staged.setdefault(source, []).append((key, blocks))
         for source, specs in staged.items():
             self._pull_from(source, specs)
