@@ -161,6 +161,8 @@ class DecodeWorker(Worker):
         for work in plan.pulls:
             key = work.request.key
             num_here = self.prompts.arriving(work)
+            self._report.num_arriving += work.num_cached
+            self._report.num_not_copied += num_here
             request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
             span, source = self.engine.span, self.schedule.blocks.pulling[key].source

@@ -70,6 +70,9 @@ def test_lines_with_common_instructions_hold_them_once(island: Island, tiny_mode
     assert engine.num_blocks - engine.num_free_blocks == num_all - 2 * NUM_COMMON
     island.decode.check()
     assert num_loaded(island) == sum(map(columns, entries)) - 2 * NUM_COMMON
+    num_arriving = sum(report.num_arriving for report in island.reports)
+    assert num_arriving == sum(len(entry.request.prompt) for entry in entries)
+    assert sum(report.num_not_copied for report in island.reports) == 2 * NUM_COMMON * BLOCK
     island.finish()
     assert [entry.output for entry in entries] == alone(tiny_model(FAMILY))
 
