@@ -263,7 +263,7 @@ class BlockTable:
         """Returns the number of blocks that become free when all of these running requests leave. It is too high if the
         others share more blocks among themselves than the one with most."""
         num_blocks = sum(request.num_blocks for request in requests)
-        if not self._shared.num_repeated:
+        if not num_blocks or not self._shared.num_repeated:
             return num_blocks
         leaving = {request.key for request in requests}
         others = [each for places in self._places for each in places.values() if each.key not in leaving]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import cast
 
+from alignedserve.decode_worker.arrivals import Arrivals
 from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
@@ -32,12 +33,14 @@ class Boundary:
         block_table: BlockTable,
         lookup: SharedBlocks,
         dedup: PrefixDedup,
+        arrivals: Arrivals,
     ) -> None:
         self.limits = limits
         self._candidates = candidates
         self._block_table = block_table
         self._lookup = lookup
         self._dedup = dedup
+        self._arrivals = arrivals
         self._begin(-math.inf, frozenset())
         self._num_planned = 0
 
@@ -94,7 +97,8 @@ class Boundary:
         return request.key in self._were_evicted
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        return self._dedup.had_better_wait(_own(request))
+        waits_for = self._arrivals if request.num_pooled else self._dedup
+        return waits_for.had_better_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -192,6 +196,7 @@ class Boundary:
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
         if scheduled.num_cached:
             self._lookup.take_arriving(scheduled.work)
+            self._arrivals.admitted(scheduled)
             layout = self._block_table.admit(scheduled)
             self.plan.pulls.append(scheduled.work)
         else:

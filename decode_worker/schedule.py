@@ -2,7 +2,8 @@
 counts blocks.
 
 The state is the running batch R, the candidate requests Q (which may join R), the candidate batch B (which runs next),
-and the blocks of each request (`candidates.py`, `block_table.py`). After each iteration the policy decides which
+and the blocks of each request (`candidates.py`, `block_table.py`). Some candidates wait for the same KV as others
+(`arrivals.py`). After each iteration the policy decides which
 requests leave, join and run (`boundary.py`). The outcomes are reported to `blocks`, and to the methods here.
 """
 
@@ -13,6 +14,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from alignedserve.decode_worker.arrivals import Arrivals
 from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
@@ -44,7 +46,8 @@ class DecodeSchedule:
         self.candidates = Candidates(limits.max_model_len, lookup)
         self.blocks = BlockTable(limits, max_parts, lookup)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
-        self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup)
+        self._arrivals = Arrivals(limits.block_size, lookup)
+        self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup, self._arrivals)
         # When the last iteration was planned.
         self._planned_s = 0.0
 
@@ -55,6 +58,7 @@ class DecodeSchedule:
         at.begin(now)
         at.plan.passing = self.blocks.free_passed()
         if self.limits.enable_prefix_caching:
+            self._arrivals.look(self.blocks.pulling)
             self._dedup.look(self.policy.in_order(self.blocks.computing, now), now)
         self.policy.plan(at)
         if at.plan.goes_on:

@@ -16,6 +16,7 @@ import numpy as np
 
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.owners import OwnerTable
@@ -215,9 +216,11 @@ class Island(Rules):
         policy: Policy | None = None,
         meddle: Callable[[Island], None] = lambda island: None,
         enable_prefix_caching: bool = False,
+        transfers: TransferConfig | None = None,
         **both: Any,
     ) -> None:
         """`enable_prefix_caching`: at the decode instance."""
+        self._transfers = transfers
         self._wake = threading.Event()
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
         self.decode = DecodeWorker(
@@ -236,7 +239,9 @@ class Island(Rules):
     ) -> tuple[Engine, LiveTransfers]:
         engine = _engine(directory, both, own)
         num_groups = engine.cache.format.num_groups
-        return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set, num_groups=num_groups)
+        return engine, LiveTransfers(
+            engine.cache.parts, Epoch(1), self._wake.set, self._transfers, num_groups=num_groups
+        )
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """Returns the tokens of each request. Everything has to be empty afterwards."""

@@ -145,9 +145,9 @@ class Engine:
         self._blocks.grow(request_id, num_columns, num_passed)
         return request
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of tokens with cached KV under the leading block hashes."""
-        return self._blocks.num_known(block_hashes) * self.cache.format.block_size
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        """The number of tokens with cached KV under the leading block hashes. `num_passed`: see `share`."""
+        return self._blocks.num_known(block_hashes, num_passed) * self.cache.format.block_size
 
     def share(
         self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None

@@ -85,6 +85,14 @@ class PrefixCache:
             prefix.num_published = prefix.num_found // self._block_size
         return prefix.num_found
 
+    def missing(self, work: Work) -> Sequence[bytes]:
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return ()
+        usable = self._usable_arriving(work, prefix)
+        num_passed = self._engine.span.num_passed(work.num_cached)
+        return usable[self._engine.num_known(usable, num_passed) // self._block_size :]
+
     def num_held(self, work: Work) -> int:
         prefix = self._waiting.get(work.request.key)
         if prefix is None:

@@ -39,6 +39,9 @@ class SharedBlocks(PrefixLookup, Protocol):
         """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
         their KV need not be copied."""
 
+    def missing(self, work: Work) -> Sequence[bytes]:
+        """Returns the hashes of the full blocks of such a request whose KV is not here."""
+
     def num_held(self, work: Work) -> int:
         """Returns the number of blocks that the request would hold together with others if it began now."""
 
@@ -68,6 +71,9 @@ class NoPrefixCache:
 
     def take_arriving(self, work: Work) -> int:
         return 0
+
+    def missing(self, work: Work) -> Sequence[bytes]:
+        return ()
 
     def num_held(self, work: Work) -> int:
         return 0

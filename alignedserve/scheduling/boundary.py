@@ -141,8 +141,8 @@ class DecodeBoundary(Protocol):
         """Batches with smaller numbers must leave, because this one replaces them; 0: none must."""
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        """Returns whether another prompt computes the prefix of this prompt, which has not started. It would share that
-        KV afterwards."""
+        """Returns whether another prompt computes the prefix of this candidate, or the prefix's KV is on its way for
+        another request. It would share that KV afterwards."""
 
     def was_evicted(self, request: DecodeRequest) -> bool:
         """Returns whether the policy ordered the request's eviction at the last boundary already."""

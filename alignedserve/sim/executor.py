@@ -308,8 +308,8 @@ class SimEngine:
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        return self._blocks.num_known(block_hashes) * self.format.block_size
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        return self._blocks.num_known(block_hashes, num_passed) * self.format.block_size
 
     def share(
         self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.instance.config import TransferConfig
+from alignedserve.protocol.messages import AnyMessage, Offer, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from tests.engine.helpers import greedy_params
@@ -21,11 +23,15 @@ FAMILY, BLOCK = "llama-gqa-tied", 16
 LONG = prompts()[8]
 LINES = [LONG[:200] + prompts()[number] for number in (2, 5, 6)]
 NUM_COMMON = 200 // BLOCK
+# Of an answer: enough that the first one still runs when the last one has arrived.
+NUM_TOKENS = 40
+# Copies end before the next iteration, however busy the machine is.
+QUICK = TransferConfig(quick_bytes=1 << 30)
 
 
 @pytest.fixture
 def island(tiny_model: Directory) -> Iterator[Island]:
-    yield Island(tiny_model(FAMILY), enable_prefix_caching=True)
+    yield Island(tiny_model(FAMILY), enable_prefix_caching=True, transfers=QUICK)
 
 
 def turn_until(island: Island, is_done: Callable[[], object]) -> None:
@@ -34,7 +40,7 @@ def turn_until(island: Island, is_done: Callable[[], object]) -> None:
         island.turn()
 
 
-def alone(directory: Path, num_tokens: int = 40) -> list[list[int]]:
+def alone(directory: Path, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
     return Island(directory).run(LINES, [greedy_params(num_tokens)] * len(LINES))
 
 
@@ -52,7 +58,7 @@ def columns(entry: Entry) -> int:
     return -(-len(entry.request.prompt) // BLOCK)
 
 
-def run_first(island: Island, num_tokens: int = 40) -> list[Entry]:
+def run_first(island: Island, num_tokens: int = NUM_TOKENS) -> list[Entry]:
     """The first one runs when the others come."""
     entries = [island.submit(LINES[0], greedy_params(num_tokens))]
     turn_until(island, lambda: entries[0].place == "running")
@@ -78,7 +84,7 @@ def test_lines_with_common_instructions_hold_them_once(island: Island, tiny_mode
 
 
 def test_without_it_each_has_its_own(tiny_model: Directory) -> None:
-    island = Island(tiny_model(FAMILY))
+    island = Island(tiny_model(FAMILY), transfers=QUICK)
     entries = run_first(island)
     turn_until(island, lambda: all(entry.place == "running" for entry in entries))
     blocks = [block for entry in entries for block in held(island, entry)]
@@ -91,7 +97,7 @@ def test_what_is_read_is_what_others_brought_and_never_what_they_go_on_with(
     island: Island, tiny_model: Directory
 ) -> None:
     """A block with room for more tokens is its request's own, even if the same tokens are in another one."""
-    line, params = LINES[0], greedy_params(40)
+    line, params = LINES[0], greedy_params(NUM_TOKENS)
     entries = [island.submit(line, params)]
     turn_until(island, lambda: entries[0].place == "running")
     entries.append(island.submit(line, params))
@@ -172,14 +178,14 @@ def test_with_windows_and_groups_tokens_are_the_same(tiny_model: Directory, fami
                 island.evict(entry)
 
     island = Island(tiny_model(family), enable_prefix_caching=True, meddle=evict)
-    said = island.run([*LINES, *LINES], [greedy_params(40)] * 6)
+    said = island.run([*LINES, *LINES], [greedy_params(NUM_TOKENS)] * 6)
     assert island.num_evicted
     assert said == 2 * alone(tiny_model(family))
     island.decode.check()
 
 
 def test_in_little_memory_all_get_their_tokens(tiny_model: Directory) -> None:
-    """Each needs 16 to 19 blocks, and there are 26."""
+    """Each needs 16 to 18 blocks, and there are 26."""
     directory = tiny_model(FAMILY)
     expected = alone(directory)
     block_bytes = engine_of(Island(directory).decode).format.block_bytes
@@ -190,5 +196,30 @@ def test_in_little_memory_all_get_their_tokens(tiny_model: Directory) -> None:
             decode={"kv_cache_memory_bytes": 26 * block_bytes, "max_model_len": 400},
             policy=make_policy(SchedulingConfig(name)),
         )
-        assert island.run([*LINES, *LINES], [greedy_params(40)] * 6) == expected * 2
+        assert island.run([*LINES, *LINES], [greedy_params(NUM_TOKENS)] * 6) == expected * 2
         assert any(report.num_running > 1 for report in island.reports)
+
+
+def test_of_lines_that_come_together_one_brings_what_they_have_in_common(
+    island: Island, tiny_model: Directory
+) -> None:
+    """And the others wait for it, but for nothing else."""
+    other = prompts()[7]
+    entries = [island.submit(prompt, greedy_params(NUM_TOKENS)) for prompt in (*LINES, other)]
+    to_decode, held_back = island.to_decode, list[Work]()
+
+    def offer_together(message: AnyMessage) -> None:
+        if not isinstance(message, Offer):
+            to_decode(message)
+            return
+        held_back.extend(message.works)
+        if len(held_back) == len(entries):
+            to_decode(Offer(held_back, is_batch=True))
+
+    island.to_decode = offer_together
+    turn_until(island, lambda: island.decode._requests)
+    assert island.decode._requests.keys() == {entries[0].key, entries[3].key}
+    turn_until(island, lambda: all(entry.place == "running" for entry in entries))
+    assert num_loaded(island) == sum(map(columns, entries)) - 2 * NUM_COMMON
+    island.finish()
+    assert [entry.output for entry in entries[:3]] == alone(tiny_model(FAMILY))
