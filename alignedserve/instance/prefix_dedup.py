@@ -40,7 +40,7 @@ class SharedBlocks(PrefixLookup, Protocol):
         their KV need not be copied."""
 
     def missing(self, work: Work) -> Sequence[bytes]:
-        """Returns the hashes of the full blocks of such a request whose KV is not here."""
+        """Returns the hashes of the full blocks with KV that such a request has to get."""
 
     def num_held(self, work: Work) -> int:
         """Returns the number of blocks that the request would hold together with others if it began now."""
