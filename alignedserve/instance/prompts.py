@@ -121,7 +121,7 @@ class Prompts:
             self.prefix_cache.spoilt(prefix)
 
     def arriving(self, work: Work) -> int:
-        """Registers an admitted request with KV on its way. Returns the number of its first tokens that need no copy."""
+        """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""
         if not self.prefix_cache.is_enabled:
             return 0
         prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
