@@ -259,7 +259,7 @@ class BlockManager:
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self.held(owner))} blocks before it shares any")
         num_known = self.num_known(block_hashes, num_passed)
-        if not self.counts_once and self._num_columns(num_known, num_passed) > self.num_free:
+        if not self.counts_once and self._num_in_columns(num_known, num_passed) > self.num_free:
             num_fitting = self.num_free // self._span.num_groups
             num_known = self.num_known(block_hashes[:num_fitting], num_passed)
         if num_known:
@@ -292,7 +292,7 @@ class BlockManager:
         known = block_hashes[: self.num_known(block_hashes, num_passed)]
         return sum(published[each] not in self._kept for published in self._published for each in known)
 
-    def _num_columns(self, num_known: int, num_passed: int | None) -> int:
+    def _num_in_columns(self, num_known: int, num_passed: int | None) -> int:
         """The number of blocks in these columns that are not passed."""
         passed = self._num_passed(num_known) if num_passed is None else min(num_passed, num_known)
         return self._span.num_blocks(passed, num_known)
@@ -309,7 +309,7 @@ class BlockManager:
     def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         """The number of leading hashes with blocks in all groups. Columns that are passed by then need none in sliding
         groups. `num_passed`: the columns that the owner has passed, if it gets the KV after these hashes elsewhere."""
-        if num_passed is not None:
+        if num_passed is not None and self._span.window:
             return self._num_known_behind(block_hashes, num_passed)
         num_full, window = self._span.num_full_groups, self._span.window
         # If nothing is ever passed, all groups need all columns.

@@ -109,6 +109,18 @@ def test_what_is_read_is_what_others_brought_and_never_what_they_go_on_with(
     assert [entry.output for entry in entries] == [alone(tiny_model(FAMILY))[0]] * 2
 
 
+def test_where_all_is_here_nothing_is_copied(island: Island, tiny_model: Directory) -> None:
+    """The prompt ends with a block, so a request like an earlier one needs no KV but that of its own tokens."""
+    prompt, params = LONG[: 13 * BLOCK], greedy_params(NUM_TOKENS)
+    entries = [island.submit(prompt, params)]
+    turn_until(island, lambda: entries[0].place == "running")
+    before = num_loaded(island)
+    entries.append(island.submit(prompt, params))
+    island.finish()
+    assert before == num_loaded(island) == 13
+    assert [entry.output for entry in entries] == 2 * Island(tiny_model(FAMILY)).run([prompt], [params])
+
+
 def test_one_is_evicted_and_the_others_keep_what_it_shares(island: Island, tiny_model: Directory) -> None:
     entries = run_first(island)
     turn_until(island, lambda: all(entry.place == "running" for entry in entries))
