@@ -25,6 +25,8 @@ class HashedPrefix:
     block_hashes: list[bytes]
     # Tokens with KV from the cache when the prompt started.
     num_found: int = 0
+    # The same, when a request with KV elsewhere was admitted: these are not copied.
+    num_here: int = 0
     # Its first blocks that others may share.
     num_published: int = 0
     # The tokens after the full blocks. `num_output` counts the output tokens in `tail` and the full blocks.
@@ -81,9 +83,9 @@ class PrefixCache:
             return 0
         if usable := self._usable_arriving(work, prefix):
             num_passed = self._engine.span.num_passed(work.num_cached)
-            prefix.num_found = self._engine.share(id_of(work.request.key), usable, num_passed)
-            prefix.num_published = prefix.num_found // self._block_size
-        return prefix.num_found
+            prefix.num_here = self._engine.share(id_of(work.request.key), usable, num_passed)
+            prefix.num_published = prefix.num_here // self._block_size
+        return prefix.num_here
 
     def missing(self, work: Work) -> Sequence[bytes]:
         prefix = self._waiting.get(work.request.key)

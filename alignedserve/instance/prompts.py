@@ -125,7 +125,7 @@ class Prompts:
         if not self.prefix_cache.is_enabled:
             return 0
         prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
-        return prefix.num_found
+        return prefix.num_here
 
     def ended(self, request: Request) -> None:
         """Shares the KV of a request that has completed, or is about to leave."""
