@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.instance.config import TransferConfig
 from alignedserve.protocol.messages import AnyMessage, Offer, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.deadlines import Deadlines
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island
 from tests.tiny_models import prompts
@@ -212,10 +214,11 @@ def test_in_little_memory_all_get_their_tokens(tiny_model: Directory) -> None:
         assert any(report.num_running > 1 for report in island.reports)
 
 
+@pytest.mark.parametrize("is_rt", [False, True], ids=["best effort", "real time"])
 def test_of_lines_that_come_together_one_brings_what_they_have_in_common(
-    island: Island, tiny_model: Directory
+    island: Island, tiny_model: Directory, is_rt: bool
 ) -> None:
-    """And the others wait for it, but for nothing else."""
+    """And the others wait for it, but for nothing else. Real time does not wait."""
     other = prompts()[7]
     entries = [island.submit(prompt, greedy_params(NUM_TOKENS)) for prompt in (*LINES, other)]
     to_decode, held_back = island.to_decode, list[Work]()
@@ -224,14 +227,15 @@ def test_of_lines_that_come_together_one_brings_what_they_have_in_common(
         if not isinstance(message, Offer):
             to_decode(message)
             return
-        held_back.extend(message.works)
+        held_back.extend(replace(work, deadlines=Deadlines(is_rt=is_rt)) for work in message.works)
         if len(held_back) == len(entries):
             to_decode(Offer(held_back, is_batch=True))
 
     island.to_decode = offer_together
     turn_until(island, lambda: island.decode._requests)
-    assert island.decode._requests.keys() == {entries[0].key, entries[3].key}
+    bringing = entries if is_rt else [entries[0], entries[3]]
+    assert island.decode._requests.keys() == {entry.key for entry in bringing}
     turn_until(island, lambda: all(entry.place == "running" for entry in entries))
-    assert num_loaded(island) == sum(map(columns, entries)) - 2 * NUM_COMMON
+    assert num_loaded(island) == sum(map(columns, entries)) - (0 if is_rt else 2 * NUM_COMMON)
     island.finish()
     assert [entry.output for entry in entries[:3]] == alone(tiny_model(FAMILY))

@@ -17,6 +17,11 @@ from tests.sim.islands import BLOCK_SIZE, every_policy, limits, play, small_isla
 
 NUM_BLOCKS = 400
 NUM_LINES, NUM_COMMON, NUM_OWN = 8, 160, 40
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "apart": {},
+    "pulled": {"link": "nccl", "num_prefill": 2},
+    "colocated": {"num_prefill": 0, "num_decode": 0, "num_colocated": 1},
+}
 ROOMY: dict[str, Any] = {"prefill": limits(num_blocks=NUM_BLOCKS), "decode": limits(num_blocks=NUM_BLOCKS)}
 
 
@@ -42,7 +47,7 @@ class Reports:
 
 def lines(every_s: float) -> list[Request]:
     plain = [
-        make_request(key, NUM_COMMON + NUM_OWN, 200, arrival_s=every_s * key)
+        make_request(key, NUM_COMMON + NUM_OWN, 200, arrival_s=every_s * key, tier="be")
         for key in range(1, NUM_LINES + 1)
     ]
     return [replace(each, prompt=[7] * NUM_COMMON + [each.key] * NUM_OWN) for each in plain]
@@ -77,7 +82,7 @@ def test_what_they_have_in_common_takes_its_room_once() -> None:
 
 
 @every_policy
-@pytest.mark.parametrize("layout", ["apart", "pulled", "colocated"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_get_their_tokens_in_little_memory(policy: str, layout: str) -> None:
     """Prompts of both classes with some beginnings in common. Each token is checked, and its KV."""
     dice = Random(11)
@@ -90,14 +95,13 @@ def test_all_get_their_tokens_in_little_memory(policy: str, layout: str) -> None
         asked.append(
             make_request(key, prompt_len, dice.randint(5, 120), key * 0.02, prompt=prompt, tier=tier)
         )
-    options: dict[str, Any] = {
-        "apart": {},
-        "pulled": {"link": "nccl", "num_prefill": 2},
-        "colocated": {"num_prefill": 0, "num_decode": 0, "num_colocated": 1},
-    }[layout]
     island, reports = (
         small_island(
-            policy, decode=limits(num_blocks=40), enable_prefix_caching=True, pool_blocks=400, **options
+            policy,
+            decode=limits(num_blocks=40),
+            enable_prefix_caching=True,
+            pool_blocks=400,
+            **LAYOUTS[layout],
         ),
         Reports(),
     )
