@@ -1,6 +1,9 @@
 """Which requests hold this instance's blocks and slots, how many are free, and how many will soon be needed. Pure: it
 only counts.
 
+A block that several requests share counts once. How many of a request's blocks others hold as well is asked of
+`SharedBlocks`, since it changes when any of them leaves.
+
 An admitted request is in one state at a time:
 
     pulling (it has its blocks; its KV is being copied) -> running -> leaving (its KV is copied to the pool) -> gone
@@ -18,15 +21,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
 from alignedserve.engine.request import PLAIN, Layout
+from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 
 
 class BlockTable:
-    def __init__(self, limits: InstanceLimits, max_parts: int = 0) -> None:
-        """`max_parts`: see `SharedEnds`."""
+    def __init__(
+        self, limits: InstanceLimits, max_parts: int = 0, shared: SharedBlocks | None = None
+    ) -> None:
+        """`max_parts`: see `SharedEnds`. `shared`: the blocks that requests share; None if they share none."""
         self._limits = limits
+        self._shared = shared or NoPrefixCache()
         self._span = limits.span
         # Whether each request has exactly one block per column.
         self._is_plain = not limits.window and self._span.num_groups == 1
@@ -110,6 +117,7 @@ class BlockTable:
 
     def drop(self, request: ScheduledRequest) -> None:
         self.ended(request.key)
+        self._shared.dropped(request.key)
         request.num_blocks = request.num_columns = request.num_passed = request.end = 0
 
     def abort(self, key: RequestKey) -> bool:
@@ -140,7 +148,13 @@ class BlockTable:
     def needed(self, request: ScheduledRequest, keeps_inputs: bool = False) -> int:
         """Returns the number of blocks that a request without any needs to begin."""
         num_columns = self._columns_for(request.num_tokens, keeps_inputs)
-        return self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
+        num_blocks = self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
+        return num_blocks - self._num_held(request, keeps_inputs)
+
+    def _num_held(self, request: ScheduledRequest, keeps_inputs: bool) -> int:
+        """Returns how many of the blocks with which the request would begin others hold already. Counts none if blocks
+        are lent: a request without free blocks then shares fewer."""
+        return 0 if keeps_inputs or self.ends.is_on else self._shared.num_held(request.work)
 
     def free_passed(self) -> list[RequestKey]:
         """Frees the blocks that running requests have passed, and gives them the blocks that replace these: never more
@@ -203,7 +217,7 @@ class BlockTable:
         """The number of blocks that become free when the running copies end."""
         if not (self._leaving or self._dying):
             return 0
-        return sum(request.num_blocks for request in (*self._leaving.values(), *self._dying.values()))
+        return sum(self.num_freed(request) for request in (*self._leaving.values(), *self._dying.values()))
 
     @property
     def num_free_slots(self) -> int:
@@ -214,8 +228,11 @@ class BlockTable:
         return len(self._leaving)
 
     def _begin(self, request: ScheduledRequest, num_columns: int) -> int:
+        """Returns the number of blocks that it takes."""
         request.num_passed = self._span.num_passed(request.num_cached)
-        return self._hold(request, num_columns)
+        num_shared = self._shared.num_shared(request.key)
+        self.num_free += num_shared
+        return self._hold(request, num_columns) - num_shared
 
     def _hold(self, request: ScheduledRequest, num_columns: int) -> int:
         """Gives the request the blocks that it needs for `num_columns` columns. Returns the number of additional
@@ -239,7 +256,20 @@ class BlockTable:
 
     def num_freed(self, request: ScheduledRequest) -> int:
         """Returns the number of blocks that become free when the request leaves."""
-        return request.num_blocks - (self.ends.num_not_freed(request) if request.shares else 0)
+        num_left = self.ends.num_not_freed(request) if request.shares else 0
+        return request.num_blocks - num_left - self._shared.num_shared(request.key)
+
+    def num_freed_together(self, requests: Sequence[ScheduledRequest]) -> int:
+        """Returns the number of blocks that become free when all of these running requests leave. It is too high if the
+        others share more blocks among themselves than the one with most."""
+        num_blocks = sum(request.num_blocks for request in requests)
+        if not num_blocks or not self._shared.num_repeated:
+            return num_blocks
+        leaving = {request.key for request in requests}
+        others = [each for places in self._places for each in places.values() if each.key not in leaving]
+        num_staying = sum(map(self.num_freed, others))
+        num_staying += max((self._shared.num_shared(each.key) for each in others), default=0)
+        return min(num_blocks, self._limits.num_blocks - self.num_free - num_staying)
 
     def _free(self, request: ScheduledRequest) -> None:
         self.num_free += self.num_freed(request)
@@ -267,7 +297,10 @@ class BlockTable:
             request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs)
         )
         num_passed = request.num_passed or self._span.num_passed(request.num_cached)
-        num_more = max(0, self._span.num_blocks(num_passed, num_columns) - request.num_blocks)
+        num_more = self._span.num_blocks(num_passed, num_columns) - request.num_blocks
+        if not request.num_columns:
+            num_more -= self._num_held(request, keeps_inputs)
+        num_more = max(0, num_more)
         if request.shares and not request.is_rt:
             num_more += self.ends.num_renewed_at_most(request, num_cached)
         return num_more
@@ -305,8 +338,9 @@ class BlockTable:
 
     def check(self) -> None:
         self.ends.check()
-        num_held = sum(self.num_freed(request) for requests in self._places for request in requests.values())
-        num_held += self.ends.num_loans
+        held = [request for requests in self._places for request in requests.values()]
+        num_held = sum(self.num_freed(each) + self._shared.num_shared(each.key) for each in held)
+        num_held += self.ends.num_loans - self._shared.num_repeated
         if num_held + self.num_free != self._limits.num_blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self._limits.num_blocks} in all"

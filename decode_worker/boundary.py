@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import cast
 
+from alignedserve.decode_worker.arrivals import Arrivals
 from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.engine.request import PLAIN
-from alignedserve.instance.prefix_dedup import PrefixDedup, PrefixLookup
+from alignedserve.instance.prefix_dedup import PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
@@ -30,14 +31,16 @@ class Boundary:
         limits: InstanceLimits,
         candidates: Candidates,
         block_table: BlockTable,
-        lookup: PrefixLookup,
+        lookup: SharedBlocks,
         dedup: PrefixDedup,
+        arrivals: Arrivals,
     ) -> None:
         self.limits = limits
         self._candidates = candidates
         self._block_table = block_table
         self._lookup = lookup
         self._dedup = dedup
+        self._arrivals = arrivals
         self._begin(-math.inf, frozenset())
         self._num_planned = 0
 
@@ -94,7 +97,8 @@ class Boundary:
         return request.key in self._were_evicted
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        return self._dedup.had_better_wait(_own(request))
+        waits_for = self._arrivals if request.num_pooled else self._dedup
+        return waits_for.had_better_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -111,6 +115,9 @@ class Boundary:
 
     def num_freed(self, request: DecodeRequest) -> int:
         return self._block_table.num_freed(_own(request))
+
+    def num_freed_together(self, requests: Iterable[DecodeRequest]) -> int:
+        return self._block_table.num_freed_together([*map(_own, requests)])
 
     @property
     def num_free_slots(self) -> int:
@@ -188,12 +195,15 @@ class Boundary:
             # It neither uses nor provides shared KV.
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
         if scheduled.num_cached:
+            self._lookup.take_arriving(scheduled.work)
+            self._arrivals.admitted(scheduled)
             layout = self._block_table.admit(scheduled)
             self.plan.pulls.append(scheduled.work)
         else:
             if not keeps_inputs:
-                # With a window it holds no more of those blocks than it needs in any case.
-                max_blocks = None if self.limits.window else self.num_free_blocks
+                # Lent blocks are no shared ones. With a window it holds no more of those than it needs in any case.
+                has_lent = self._block_table.ends.is_on and not self.limits.window
+                max_blocks = self.num_free_blocks if has_lent else None
                 scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
             layout = self._block_table.start(scheduled)
             self._dedup.started(scheduled)

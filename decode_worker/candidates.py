@@ -3,7 +3,7 @@ candidate batch, which runs next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, ValuesView
+from collections.abc import Iterable, Iterator, Sequence, ValuesView
 from itertools import chain
 
 from alignedserve.decode_worker.scheduled_request import (
@@ -11,13 +11,13 @@ from alignedserve.decode_worker.scheduled_request import (
     ScheduledRequests,
     scheduled_request,
 )
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixLookup
+from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 
 class Candidates:
-    def __init__(self, max_model_len: int, lookup: PrefixLookup | None = None) -> None:
+    def __init__(self, max_model_len: int, lookup: SharedBlocks | None = None) -> None:
         self._max_model_len = max_model_len
         self._lookup = lookup or NoPrefixCache()
         self._requests: ScheduledRequests = {}
@@ -29,7 +29,11 @@ class Candidates:
 
     def add(self, work: Work, is_batch: bool, batch: int, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
-        block_hashes = () if work.num_cached else self._lookup.block_hashes(work)
+        block_hashes: Sequence[bytes] = ()
+        if work.num_cached:
+            self._lookup.expect(work)
+        else:
+            block_hashes = self._lookup.block_hashes(work)
         into[work.request.key] = scheduled_request(work, source, batch, self._max_model_len, block_hashes)
 
     def take(self, scheduled: ScheduledRequest) -> None:

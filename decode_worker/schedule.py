@@ -2,7 +2,8 @@
 counts blocks.
 
 The state is the running batch R, the candidate requests Q (which may join R), the candidate batch B (which runs next),
-and the blocks of each request (`candidates.py`, `block_table.py`). After each iteration the policy decides which
+and the blocks of each request (`candidates.py`, `block_table.py`). Some candidates wait for the same KV as others
+(`arrivals.py`). After each iteration the policy decides which
 requests leave, join and run (`boundary.py`). The outcomes are reported to `blocks`, and to the methods here.
 """
 
@@ -13,12 +14,13 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from alignedserve.decode_worker.arrivals import Arrivals
 from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.iteration_times import IterationForecast
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
+from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.estimate import Estimate
@@ -31,7 +33,7 @@ class DecodeSchedule:
         limits: InstanceLimits,
         policy: DecodePart,
         estimate: Estimate | None = None,
-        lookup: PrefixLookup | None = None,
+        lookup: SharedBlocks | None = None,
         max_parts: int = 0,
     ) -> None:
         """`estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may
@@ -42,9 +44,10 @@ class DecodeSchedule:
         self.policy = policy
         self.forecast = IterationForecast(estimate)
         self.candidates = Candidates(limits.max_model_len, lookup)
-        self.blocks = BlockTable(limits, max_parts)
+        self.blocks = BlockTable(limits, max_parts, lookup)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
-        self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup)
+        self._arrivals = Arrivals(limits.block_size, lookup)
+        self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup, self._arrivals)
         # When the last iteration was planned.
         self._planned_s = 0.0
 
@@ -55,6 +58,7 @@ class DecodeSchedule:
         at.begin(now)
         at.plan.passing = self.blocks.free_passed()
         if self.limits.enable_prefix_caching:
+            self._arrivals.look(self.blocks.pulling)
             self._dedup.look(self.policy.in_order(self.blocks.computing, now), now)
         self.policy.plan(at)
         if at.plan.goes_on:

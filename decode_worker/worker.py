@@ -37,7 +37,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Outcome
-from alignedserve.transport.runs import TransferSpec
+from alignedserve.transport.runs import HAS_BLOCK, TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
@@ -62,6 +62,7 @@ class DecodeWorker(Worker):
         super().__init__(engine, transfers, clock, threads, enable_prefix_caching, shares_blocks)
         if not shares_blocks and not engine.limits.max_restored_blocks:
             engine.keep_window(engine.limits.max_num_batched_tokens)
+        engine.count_once(True)
         limits = limits_of(engine)
         part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
@@ -159,16 +160,21 @@ class DecodeWorker(Worker):
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in plan.pulls:
             key = work.request.key
+            num_here = self.prompts.arriving(work)
+            self._report.num_arriving += work.num_cached
+            self._report.num_not_copied += num_here
             request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
             self._compiling.begin(key, request.matcher)
-            source = self.schedule.blocks.pulling[key].source
+            span, source = self.engine.span, self.schedule.blocks.pulling[key].source
+            first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
             if source is None:
-                span, end = self.engine.span, self.engine.format.num_columns(work.num_cached)
-                num_passed = span.num_passed(work.num_cached)
-                pairs = pairs_of(self.engine, request, work.blocks, 0, end, num_passed)
+                end = self.engine.format.num_columns(work.num_cached)
+                pairs = pairs_of(self.engine, request, work.blocks, first, end, num_passed)
                 self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 blocks = blocks_with(self.engine, request, work.num_cached)
+                num_skipped = sum(span.are_held(0, first, num_passed))
+                blocks[:num_skipped] = [HAS_BLOCK] * num_skipped
                 staged.setdefault(source, []).append((key, blocks))
         for source, specs in staged.items():
             self._pull_from(source, specs)
@@ -215,9 +221,9 @@ class DecodeWorker(Worker):
 
     def _arrived(self, key: RequestKey) -> None:
         """Handles a request with KV and grammar ready, or an aborted one."""
-        if pulled := self.schedule.blocks.pulled(key):
+        if self.schedule.blocks.pulled(key):
             self.engine.join(self._requests[key])
-            self.prompts.resumed(pulled.work, self._requests[key])
+            self.prompts.computed([self._requests[key]])
             self._report.admitted.append(key)
         else:
             self._leave(key)
@@ -227,6 +233,7 @@ class DecodeWorker(Worker):
         tokens."""
         (key,) = outcome.keys
         if outcome.error is None:
+            self.prompts.ended(self._requests[key])
             if self.schedule.blocks.evicted(key):
                 self._report.evicted.append((key, num_tokens))
             self._leave(key)
@@ -295,6 +302,7 @@ class DecodeWorker(Worker):
             for one, output in zip(step.news, outputs, strict=False):
                 complete(one, output)
                 if output.finish_reason:
+                    self.prompts.failed(output)
                     self._ended(one.key)
             return
         for news, output in zip_longest(step.news, outputs):
@@ -336,12 +344,15 @@ class DecodeWorker(Worker):
         report, forecast, batch = self._report, self.schedule.forecast, self.schedule.candidates.running_batch
         running = self.schedule.blocks.running.values()
         lengths = [request.num_tokens for request in running]
-        of_be = [request.num_blocks for request in running if not request.is_rt]
+        of_be = [request for request in running if not request.is_rt]
         of_batch = [request.num_tokens for request in running if request.batch == batch] if batch else []
         report.wants_evicted = step.plan.wants_evicted
         report.num_running, report.sum_lengths = len(lengths), sum(lengths)
         report.min_length, report.max_length = min(lengths, default=0), max(lengths, default=0)
-        report.num_be_running, report.num_be_blocks = len(of_be), sum(of_be)
+        report.num_be_running, report.num_be_blocks = (
+            len(of_be),
+            self.schedule.blocks.num_freed_together(of_be),
+        )
         report.batch = batch
         report.batch_min_length, report.batch_max_length = min(of_batch, default=0), max(of_batch, default=0)
         report.is_mixed, report.scheduling_s = step.is_mixed, step.scheduling_s

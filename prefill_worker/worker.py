@@ -87,6 +87,7 @@ class PrefillWorker(Worker):
         super().__init__(engine, transfers, clock, threads, enable_prefix_caching)
         # Blocks that a prompt passes during its computation are being saved to the pool, and are not freed.
         engine.keep_window(max_step=0)
+        engine.count_once(False)
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self.copies, self)

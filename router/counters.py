@@ -29,6 +29,8 @@ class InstanceCounters:
     num_found_tokens: int = 0
     num_failed_pulls: int = 0
     num_handed_over: int = 0
+    num_arriving_tokens: int = 0
+    num_not_copied_tokens: int = 0
     moved: dict[str, Moved] = field(default_factory=dict)
 
     def add_report(self, report: PrefillReport | DecodeReport) -> None:
@@ -43,6 +45,8 @@ class InstanceCounters:
             self._add_iteration(report)
 
     def _add_iteration(self, report: DecodeReport) -> None:
+        self.num_arriving_tokens += report.num_arriving
+        self.num_not_copied_tokens += report.num_not_copied
         if report.num_computed and report.batch:
             self.num_batch_iterations += 1
             self.num_mixed_iterations += report.is_mixed

@@ -168,6 +168,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         num_failed_pulls=counted.num_failed_pulls,
         over_host=router.state.link_health.over_host(name),
         num_handed_over=counted.num_handed_over,
+        num_arriving_tokens=counted.num_arriving_tokens,
+        num_not_copied_tokens=counted.num_not_copied_tokens,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.owners import OwnerTable
@@ -214,11 +215,17 @@ class Island(Rules):
         decode: dict[str, Any] | None = None,
         policy: Policy | None = None,
         meddle: Callable[[Island], None] = lambda island: None,
+        enable_prefix_caching: bool = False,
+        transfers: TransferConfig | None = None,
         **both: Any,
     ) -> None:
+        """`enable_prefix_caching`: at the decode instance."""
+        self._transfers = transfers
         self._wake = threading.Event()
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
-        self.decode = DecodeWorker(*self._parts(directory, both, decode), policy)
+        self.decode = DecodeWorker(
+            *self._parts(directory, both, decode), policy, enable_prefix_caching=enable_prefix_caching
+        )
         self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
         form = cast(Engine, self.prefill.engine).cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
@@ -232,7 +239,9 @@ class Island(Rules):
     ) -> tuple[Engine, LiveTransfers]:
         engine = _engine(directory, both, own)
         num_groups = engine.cache.format.num_groups
-        return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set, num_groups=num_groups)
+        return engine, LiveTransfers(
+            engine.cache.parts, Epoch(1), self._wake.set, self._transfers, num_groups=num_groups
+        )
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """Returns the tokens of each request. Everything has to be empty afterwards."""

@@ -4,8 +4,9 @@ A full block may be published under the hash of all tokens up to its end (`sched
 can then hold it. After its last owner has released it, it is kept: it counts as free but is taken last. A request with
 its hash can hold it again until then.
 
-Free blocks are counted as if nothing were shared: a block counts once for each of its owners. A plan can therefore go
-by counts alone, and is sure to get the blocks that it was promised.
+There are two ways to count free blocks. By default a block counts once for each of its owners, as if nothing were
+shared. A plan then goes by its own counts alone. If shared blocks are counted once (`count_once`), the number that a
+request takes or frees depends on the other owners, so a plan asks for it (`num_shared`, `num_held`).
 
 A block may also have two owners that fill it from both ends. Neither of them publishes it, and it counts once. When one
 of them has left or has given it up, it belongs to the other one alone.
@@ -51,10 +52,16 @@ class BlockManager:
     def __init__(self, num_blocks: int, span: KvSpan | None = None) -> None:
         self.num_blocks = num_blocks
         self._span = span or KvSpan(block_size=1)
+        self.counts_once = False
         self.reset()
 
     def keep_window(self, span: KvSpan) -> None:
         self._span = span
+
+    def count_once(self, is_on: bool) -> None:
+        """With a window, each owner counts: one that passes a shared block gets another block at once, although none
+        becomes free."""
+        self.counts_once = is_on and not self._span.window
 
     def reset(self) -> None:
         """Frees every block, even if an owner holds it."""
@@ -69,13 +76,16 @@ class BlockManager:
         # The number of each block's owners beyond the first.
         self._others: Counter[BlockId] = Counter()
         self._num_others = 0
+        # For some owners, the number of their blocks that others hold as well.
+        self._num_shared_by: dict[RequestId, int] = {}
         # Blocks that two owners fill from both ends.
         self._at_both_ends: set[BlockId] = set()
         self._has_lent = False
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + len(self._kept) - self._num_others
+        num_free = len(self._free) + len(self._kept)
+        return num_free if self.counts_once else num_free - self._num_others
 
     @property
     def num_kept(self) -> int:
@@ -240,26 +250,55 @@ class BlockManager:
 
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
-    def share(self, owner: RequestId, block_hashes: Sequence[bytes]) -> int:
+    def share(self, owner: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         """Lets `owner`, which holds no blocks yet, hold the blocks of the leading hashes, as far as they are known.
 
-        Returns the number of hashes found. Their passed columns are not held. Shared blocks count like others, so fewer
-        are shared if not all of them fit.
+        Returns the number of hashes found. Their passed columns are not held. If shared blocks count for each owner,
+        fewer are shared if not all of them fit. `num_passed`: see `num_known`.
         """
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self.held(owner))} blocks before it shares any")
-        num_known = self.num_known(block_hashes)
-        if self._span.num_blocks(self._num_passed(num_known), num_known) > self.num_free:
-            num_known = self.num_known(block_hashes[: self.num_free // self._span.num_groups])
+        num_known = self.num_known(block_hashes, num_passed)
+        if not self.counts_once and self._num_in_columns(num_known, num_passed) > self.num_free:
+            num_fitting = self.num_free // self._span.num_groups
+            num_known = self.num_known(block_hashes[:num_fitting], num_passed)
         if num_known:
-            held = self._begin(owner, self._num_passed(num_known))
+            held = self._begin(owner, self._num_passed(num_known) if num_passed is None else num_passed)
             for published, blocks in zip(self._published, held.groups, strict=True):
                 shared = [published[each] for each in block_hashes[len(blocks) : num_known]]
                 self._add_owner(shared)
                 blocks += shared
         return num_known
 
+    @property
+    def num_repeated(self) -> int:
+        """The number of blocks that would be in use in addition, if each owner had its own; 0 if each owner counts."""
+        return self._num_others if self.counts_once else 0
+
+    def num_shared(self, owner: RequestId) -> int:
+        """The number of the owner's blocks that others hold as well, which stay in use after it; 0 if each owner
+        counts."""
+        if not (self.counts_once and self._others):
+            return 0
+        if owner not in self._num_shared_by:
+            groups = self._held[owner].groups if owner in self._held else []
+            self._num_shared_by[owner] = sum(block in self._others for blocks in groups for block in blocks)
+        return self._num_shared_by[owner]
+
+    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        """The number of blocks that `share` would give, and that others hold; 0 if each owner counts."""
+        if not self.counts_once:
+            return 0
+        known = block_hashes[: self.num_known(block_hashes, num_passed)]
+        return sum(published[each] not in self._kept for published in self._published for each in known)
+
+    def _num_in_columns(self, num_known: int, num_passed: int | None) -> int:
+        """The number of blocks in these columns that are not passed."""
+        passed = self._num_passed(num_known) if num_passed is None else min(num_passed, num_known)
+        return self._span.num_blocks(passed, num_known)
+
     def _add_owner(self, blocks: Iterable[BlockId]) -> None:
+        self._num_shared_by.clear()
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
@@ -267,9 +306,11 @@ class BlockManager:
                 self._others[block] += 1
                 self._num_others += 1
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         """The number of leading hashes with blocks in all groups. Columns that are passed by then need none in sliding
-        groups."""
+        groups. `num_passed`: the columns that the owner has passed, if it gets the KV after these hashes elsewhere."""
+        if num_passed is not None and self._span.window:
+            return self._num_known_behind(block_hashes, num_passed)
         num_full, window = self._span.num_full_groups, self._span.window
         # If nothing is ever passed, all groups need all columns.
         always = self._published[:num_full] if window else self._published
@@ -282,6 +323,17 @@ class BlockManager:
             if num_in_a_row and num_in_a_row >= count - self._num_passed(count):
                 num_known = count
         return num_known
+
+    def _num_known_behind(self, block_hashes: Sequence[bytes], num_passed: int) -> int:
+        in_full = _in_all(self._published[: self._span.num_full_groups])
+        in_sliding = _in_all(self._published[self._span.num_full_groups :])
+        there = takewhile(
+            lambda column: (
+                in_full(block_hashes[column]) and (column < num_passed or in_sliding(block_hashes[column]))
+            ),
+            range(len(block_hashes)),
+        )
+        return sum(1 for _ in there)
 
     def _num_passed(self, num_full: int) -> int:
         return self._span.num_passed(num_full * self._span.block_size)
@@ -309,6 +361,7 @@ class BlockManager:
                         self._free.append(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
+        self._num_shared_by.clear()
         # A prompt's last block is kept first, so it is taken first: it is useless without the blocks before it.
         for block in reversed(blocks):
             if block in self._others:
@@ -338,7 +391,7 @@ class BlockManager:
         """Raises RuntimeError unless every block is held, kept or free, and the counts agree."""
         groups = [blocks for held in self._held.values() for blocks in held.groups]
         held = [block for blocks in groups for block in blocks if block != NO_BLOCK]
-        num_held = len(held) - len(self._at_both_ends)
+        num_held = len(held) - len(self._at_both_ends) - self.num_repeated
         if num_held + self.num_free != self.num_blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self.num_blocks} in all"

@@ -145,14 +145,38 @@ class Engine:
         self._blocks.grow(request_id, num_columns, num_passed)
         return request
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of tokens with cached KV under the leading block hashes."""
-        return self._blocks.num_known(block_hashes) * self.cache.format.block_size
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        """The number of tokens with cached KV under the leading block hashes. `num_passed`: see `share`."""
+        return self._blocks.num_known(block_hashes, num_passed) * self.cache.format.block_size
 
-    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
+    def share(
+        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
+    ) -> int:
         """Lets a request that will be adopted share the blocks with these hashes (`scheduling/prefixes.py`), as far
-        as they are known. Returns the number of tokens with KV."""
-        return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
+        as they are known. Returns the number of tokens with KV. `num_passed`: the columns that it has passed, if it
+        gets the KV after these hashes from the pool or from another instance."""
+        return self._blocks.share(request_id, block_hashes, num_passed) * self.cache.format.block_size
+
+    def count_once(self, is_on: bool) -> None:
+        """Counts a block with several owners once, or once for each of them. Called before the first request, after
+        `keep_window`; with a window, each owner counts."""
+        self._blocks.count_once(is_on)
+
+    @property
+    def num_repeated(self) -> int:
+        return self._blocks.num_repeated
+
+    def num_shared(self, request_id: RequestId) -> int:
+        return self._blocks.num_shared(request_id)
+
+    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        return self._blocks.num_held(block_hashes, num_passed)
+
+    def free_early(self, request_id: RequestId) -> None:
+        """If shared blocks are counted once, frees the blocks of a request that will be released before the next
+        iteration. What others share from here on then no longer counts as its."""
+        if self._blocks.counts_once:
+            self._blocks.free(request_id)
 
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""

@@ -26,6 +26,8 @@ class HashedPrefix:
     # Tokens with KV of other requests when the prompt started: in this instance's blocks, and in all.
     num_shared: int = 0
     num_found: int = 0
+    # The same, when a request with KV elsewhere was admitted: these are not copied.
+    num_here: int = 0
     # Its first blocks that others may share.
     num_published: int = 0
     # The tokens after the full blocks. `num_output` counts the output tokens in `tail` and the full blocks.
@@ -35,7 +37,7 @@ class HashedPrefix:
 
 
 class PrefixCache:
-    """See `prefix_dedup.PrefixLookup`."""
+    """See `prefix_dedup.PrefixLookup` and `prefix_dedup.SharedBlocks`."""
 
     def __init__(self, engine: Executor, is_enabled: bool, rt_only: bool = False) -> None:
         """`rt_only`: best effort shares no KV."""
@@ -54,6 +56,11 @@ class PrefixCache:
         prefix = self._waiting[work.request.key] = self._hashed(work)
         return self._usable(work, prefix)
 
+    def expect(self, work: Work) -> None:
+        """Hashes the blocks of a request with KV elsewhere, before it is admitted."""
+        if self._is_for(work):
+            self._waiting[work.request.key] = self._hashed(work)
+
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return self._engine.num_known(block_hashes)
 
@@ -70,6 +77,44 @@ class PrefixCache:
             self._num_asked += len(work.request.prompt) + len(work.output)
             self._num_found += prefix.num_shared
         return prefix.num_shared
+
+    def take_arriving(self, work: Work) -> int:
+        """Call it during a plan that admits a request with KV elsewhere. `start` must follow before the next plan."""
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return 0
+        if usable := self._usable_arriving(work, prefix):
+            num_passed = self._engine.span.num_passed(work.num_cached)
+            prefix.num_here = self._engine.share(id_of(work.request.key), usable, num_passed)
+            prefix.num_published = prefix.num_here // self._block_size
+        return prefix.num_here
+
+    def missing(self, work: Work) -> Sequence[bytes]:
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return ()
+        usable = self._usable_arriving(work, prefix)
+        num_passed = self._engine.span.num_passed(work.num_cached)
+        return usable[self._engine.num_known(usable, num_passed) // self._block_size :]
+
+    def num_held(self, work: Work) -> int:
+        prefix = self._waiting.get(work.request.key)
+        if prefix is None:
+            return 0
+        if work.num_cached:
+            num_passed = self._engine.span.num_passed(work.num_cached)
+            return self._engine.num_held(self._usable_arriving(work, prefix), num_passed)
+        return self._engine.num_held(self._usable(work, prefix))
+
+    def num_shared(self, key: RequestKey) -> int:
+        return self._engine.num_shared(id_of(key))
+
+    @property
+    def num_repeated(self) -> int:
+        return self._engine.num_repeated
+
+    def dropped(self, key: RequestKey) -> None:
+        self._engine.free_early(id_of(key))
 
     def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
         """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
@@ -121,6 +166,10 @@ class PrefixCache:
         logits."""
         num_tokens = len(work.request.prompt) + len(work.output)
         return prefix.block_hashes[: (num_tokens - 1) // self._block_size] if _shares(work) else ()
+
+    def _usable_arriving(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
+        """Returns the same for a request with KV elsewhere: no more than its full blocks there."""
+        return self._usable(work, prefix)[: work.num_cached // self._block_size]
 
     def _hashed(self, work: Work) -> HashedPrefix:
         wanted = work.request

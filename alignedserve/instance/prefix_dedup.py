@@ -29,6 +29,33 @@ class PrefixLookup(Protocol):
         cover."""
 
 
+class SharedBlocks(PrefixLookup, Protocol):
+    """The same on an instance that decodes. There, a block that several requests hold counts once."""
+
+    def expect(self, work: Work) -> None:
+        """Prepares for `take_arriving` of a request with KV in the pool or on another instance."""
+
+    def take_arriving(self, work: Work) -> int:
+        """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
+        their KV need not be copied."""
+
+    def missing(self, work: Work) -> Sequence[bytes]:
+        """Returns the hashes of the full blocks with KV that such a request has to get."""
+
+    def num_held(self, work: Work) -> int:
+        """Returns the number of blocks that the request would hold together with others if it began now."""
+
+    def num_shared(self, key: RequestKey) -> int:
+        """Returns the number of the request's blocks that others hold as well."""
+
+    @property
+    def num_repeated(self) -> int:
+        """The number of blocks that sharing saves."""
+
+    def dropped(self, key: RequestKey) -> None:
+        """Call it during a plan that drops the request, after its blocks have been counted as free."""
+
+
 class NoPrefixCache:
     def block_hashes(self, work: Work) -> Sequence[bytes]:
         return ()
@@ -38,6 +65,28 @@ class NoPrefixCache:
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
         return 0
+
+    def expect(self, work: Work) -> None:
+        pass
+
+    def take_arriving(self, work: Work) -> int:
+        return 0
+
+    def missing(self, work: Work) -> Sequence[bytes]:
+        return ()
+
+    def num_held(self, work: Work) -> int:
+        return 0
+
+    def num_shared(self, key: RequestKey) -> int:
+        return 0
+
+    @property
+    def num_repeated(self) -> int:
+        return 0
+
+    def dropped(self, key: RequestKey) -> None:
+        pass
 
 
 class Member(Protocol):

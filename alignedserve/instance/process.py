@@ -66,10 +66,13 @@ class InstanceProcess(ABC):
 
     def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         config, kind = self._config, self.worker_class
-        enable_prefix_caching = kind.computes_prompts and config.engine.enable_prefix_caching
         policy = make_policy(config.scheduling)
         worker: Worker = kind(
-            engine, transfers, policy, estimate, enable_prefix_caching=enable_prefix_caching
+            engine,
+            transfers,
+            policy,
+            estimate,
+            enable_prefix_caching=config.engine.enable_prefix_caching,
         )
         return worker
 

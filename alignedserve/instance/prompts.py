@@ -97,7 +97,7 @@ class Prompts:
         return prefix.num_shared if prefix else 0
 
     def computed(self, requests: Iterable[Request]) -> None:
-        """Shares the blocks that each request has computed since the last call."""
+        """Shares the blocks with KV that each request has computed, or got from elsewhere, since the last call."""
         for request in requests:
             if prefix := self._prefixes.get(key_of(request.request_id)):
                 self.prefix_cache.computed(request, prefix)
@@ -108,26 +108,32 @@ class Prompts:
         key = key_of(output.request_id)
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
-        prefix = self._prefixes.get(key)
-        if output.error and prefix and isinstance(output.error, BrokenLogits):
-            self.prefix_cache.spoilt(prefix)
+        self.failed(output)
         if news is None:
             return
         complete(news, output)
         self._computing.discard(key)
+        prefix = self._prefixes.get(key)
         if prefix and not news.first:
             news.num_reused = prefix.num_found
             if (logprobs := self._logprobs.pop(key, None)) is not None:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
-    def resumed(self, work: Work, request: Request) -> None:
-        """Registers a request after its KV was pulled from the pool."""
-        if self.prefix_cache.is_enabled:
-            prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
-            self.prefix_cache.computed(request, prefix)
+    def failed(self, output: TokenOutput) -> None:
+        """Stops sharing the request's KV if the output says that it may be wrong."""
+        prefix = self._prefixes.get(key_of(output.request_id))
+        if prefix and isinstance(output.error, BrokenLogits):
+            self.prefix_cache.spoilt(prefix)
+
+    def arriving(self, work: Work) -> int:
+        """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""
+        if not self.prefix_cache.is_enabled:
+            return 0
+        prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
+        return prefix.num_here
 
     def ended(self, request: Request) -> None:
-        """Shares the KV of a request that has completed."""
+        """Shares the KV of a request that has completed, or is about to leave."""
         if prefix := self._prefixes.get(key_of(request.request_id)):
             self.prefix_cache.ended(request, prefix)
 

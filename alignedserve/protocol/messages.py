@@ -590,6 +590,10 @@ class DecodeReport(Message):
     # The ratio of measured to predicted time of the last iteration.
     overrun: float = 1.0
     failed_pulls: list[FailedPull] = []
+    # Tokens with KV in the pool or at a prefill instance, of the requests that were admitted since the last report, and
+    # how many of them were not copied because their KV was here.
+    num_arriving: int = 0
+    num_not_copied: int = 0
 
     @classmethod
     def empty(cls) -> DecodeReport:
@@ -674,6 +678,9 @@ class InstanceStats(Message):
     over_host: list[InstanceId] = []
     # Requests with KV that decode instances pulled from where this instance had just computed it.
     num_handed_over: int = 0
+    # Tokens with KV of the admitted requests, and how many of them were not copied because their KV was here.
+    num_arriving_tokens: int = 0
+    num_not_copied_tokens: int = 0
 
 
 class ProcessStatus(Message):

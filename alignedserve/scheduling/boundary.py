@@ -141,8 +141,8 @@ class DecodeBoundary(Protocol):
         """Batches with smaller numbers must leave, because this one replaces them; 0: none must."""
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        """Returns whether another prompt computes the prefix of this prompt, which has not started. It would share that
-        KV afterwards."""
+        """Returns whether another prompt computes the prefix of this candidate, or the prefix's KV is on its way for
+        another request. It would share that KV afterwards."""
 
     def was_evicted(self, request: DecodeRequest) -> bool:
         """Returns whether the policy ordered the request's eviction at the last boundary already."""
@@ -171,6 +171,10 @@ class DecodeBoundary(Protocol):
     def num_freed(self, request: DecodeRequest) -> int:
         """Returns the number of blocks that become free when this request leaves: its blocks without the shared
         ones."""
+
+    def num_freed_together(self, requests: Iterable[DecodeRequest]) -> int:
+        """Returns the number of blocks that become free when all of these running requests leave, those included that
+        only they share."""
 
     @property
     def num_slots_to_come(self) -> int: ...

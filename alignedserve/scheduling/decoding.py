@@ -223,9 +223,8 @@ def _admit_from(
 
 
 def had_better_wait(at: DecodeBoundary, request: DecodeRequest) -> bool:
-    """Returns whether it is a prompt, and another prompt computes its prefix. Prompts that begin in this plan count as
-    well."""
-    return not request.num_pooled and at.had_better_wait(request)
+    """Returns whether another request computes or brings its prefix. Requests that begin in this plan count as well."""
+    return at.had_better_wait(request)
 
 
 def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:

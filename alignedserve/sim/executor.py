@@ -308,12 +308,31 @@ class SimEngine:
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
 
-    def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        return self._blocks.num_known(block_hashes) * self.format.block_size
+    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        return self._blocks.num_known(block_hashes, num_passed) * self.format.block_size
 
-    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
-        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes)
+    def share(
+        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
+    ) -> int:
+        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes, num_passed)
         return self._num_shared[request_id] * self.format.block_size
+
+    def count_once(self, is_on: bool) -> None:
+        self._blocks.count_once(is_on)
+
+    @property
+    def num_repeated(self) -> int:
+        return self._blocks.num_repeated
+
+    def num_shared(self, request_id: RequestId) -> int:
+        return self._blocks.num_shared(request_id)
+
+    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
+        return self._blocks.num_held(block_hashes, num_passed)
+
+    def free_early(self, request_id: RequestId) -> None:
+        if self._blocks.counts_once:
+            self._blocks.free(request_id)
 
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         self._blocks.publish(request.request_id, first, block_hashes)

@@ -98,7 +98,7 @@ class SimInstance(SimProcess):
             Estimate(world.cost),
             self.local_clock.now,
             SimThreads(self.after),
-            self._enable_prefix_caching and self.worker_class.computes_prompts,
+            self._enable_prefix_caching,
         )
 
     def _take_role(self, role: str) -> tuple[Worker, Hello]:

@@ -114,7 +114,8 @@ class SimIsland:
     def _decode(self, name: InstanceId) -> SimInstance:
         if self.config.router.change_roles:
             return self._changing(name, self.config.decode, DECODE)
-        return SimDecode(self.world, name, self.config.decode, self._policy)
+        caching = self.config.enable_prefix_caching
+        return SimDecode(self.world, name, self.config.decode, self._policy, caching)
 
     def _changing(self, name: InstanceId, limits: InstanceLimits, role: str) -> SimChanging:
         caching = self.config.enable_prefix_caching

@@ -22,7 +22,7 @@ from alignedserve.sim.links import Flow
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.timing.cost import CopyChannel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
-from alignedserve.transport.runs import Pairs, TransferSpec
+from alignedserve.transport.runs import HAS_BLOCK, Pairs, TransferSpec, wanted
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestKey
 
@@ -283,7 +283,7 @@ class SimTransfers:
     def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
         keys = [key for key, _ in specs]
         here = [block for _, blocks in specs for block in blocks]
-        owners = [key for key, blocks in specs for _ in blocks]
+        owners = [key for key, blocks in specs for block in blocks if block != HAS_BLOCK]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
         lane = self._pulls.setdefault(
             source, Lane(self._world, self.completions, partial(self._when_both_awake, source))
@@ -295,10 +295,11 @@ class SimTransfers:
             if sender is None or self._world.transfers.get(source) is not sender:
                 return f"{source} is gone"
             try:
-                theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs]))
+                staged = sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs])
             except NotStaged as error:
                 copy.is_denied = True
                 return str(error)
+            theirs.extend(there for at, there in zip(here, staged, strict=True) if at != HAS_BLOCK)
             found.extend(sender.to_pull(owners, theirs))
             sender._pulled_by_others[copy] = lane
             return None
@@ -313,12 +314,12 @@ class SimTransfers:
                 return error
             if sender.to_pull(owners, theirs) != found:
                 raise RuntimeError(f"requests {keys}: {source}'s blocks were written while they were pulled")
-            self._hold(here, found)
+            self._hold(wanted(specs), found)
             sender.staging_buffer.finish_pull(keys)
             return None
 
         crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
-        copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
+        copy = self._copy("pull", keys, len(owners), self._channels.pull, crossings, begin, end, done)
         lane.start(copy, is_urgent=False)
 
     def to_pull(self, owners: Sequence[RequestKey], blocks: Sequence[BlockId]) -> list[Content]:

@@ -87,7 +87,7 @@ class Joining(Message):
 class Pull(Message):
     transfer: TransferId
     keys: list[RequestKey]
-    # The receiver's blocks to fill, per key.
+    # The receiver's blocks to fill, per key; HAS_BLOCK (`runs.py`) for those that it has.
     blocks: list[list[BlockId]]
     timeout_s: float
 

@@ -10,8 +10,11 @@ from alignedserve.types import BlockId, PoolBlockId, RequestKey
 
 # An instance's block and the pool block that it is copied to or from.
 Pairs = Sequence[tuple[BlockId, PoolBlockId]]
-# A request, and the receiver's blocks for its KV.
+# A request, and the receiver's blocks for its KV: one for each block that the sender has staged. HAS_BLOCK stands for
+# those that are not copied.
 TransferSpec = tuple[RequestKey, Sequence[BlockId]]
+# The receiver has the KV of this block already.
+HAS_BLOCK = BlockId(-1)
 
 # The most bytes per piece. A transfer can stop between two pieces, after about a millisecond.
 MAX_PIECE_BYTES = 16 << 20
@@ -76,6 +79,11 @@ def pieces_of(run: Run, tail: Tail | None) -> Iterator[tuple[Run, bool]]:
     for begin, stop in pairwise((0, *range(first, end + 1), run.num_blocks)):
         if begin < stop:
             yield Run(run.here + begin, run.there + begin, stop - begin), first <= begin < end
+
+
+def wanted(specs: Iterable[TransferSpec]) -> list[BlockId]:
+    """Returns the receiver's blocks that are copied."""
+    return [block for _, blocks in specs for block in blocks if block != HAS_BLOCK]
 
 
 def check_blocks(blocks: Iterable[int], num_blocks: int, where: str) -> None:

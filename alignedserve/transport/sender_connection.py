@@ -39,7 +39,7 @@ from alignedserve.transport.completions import Completions, Done, Outcome, Trans
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import ReceiverEnd, receiver_end
 from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
-from alignedserve.transport.runs import TransferSpec, check_blocks
+from alignedserve.transport.runs import TransferSpec, check_blocks, wanted
 from alignedserve.types import InstanceId
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,7 @@ class SenderConnection:
 
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
         """Pulls all blocks of the requests in one transfer, which fails as a whole. `timeout_s` counts from now."""
-        for _, blocks in specs:
-            check_blocks(blocks, len(self._parts[0]), "the KV cache")
+        check_blocks(wanted(specs), len(self._parts[0]), "the KV cache")
         job = _PullJob(self._ids.next(), specs, time.monotonic() + timeout_s, done)
         with self._lock:
             if self.error is None:
@@ -177,7 +176,8 @@ class SenderConnection:
         if not isinstance(answer, Granted) or answer.transfer != job.transfer:
             raise unexpected(answer, f"an answer to {job.transfer}")
         self._check(job, answer)
-        end.pull(answer.runs, job.deadline_s)
+        if answer.runs:
+            end.pull(answer.runs, job.deadline_s)
         channel.send(Pulled(job.transfer), job.deadline_s)
         if end.is_confirmed:
             answer = channel.receive(job.deadline_s)
@@ -187,7 +187,7 @@ class SenderConnection:
 
     @staticmethod
     def _check(job: _PullJob, granted: Granted) -> None:
-        asked = [block for _, blocks in job.specs for block in blocks]
+        asked = wanted(job.specs)
         offered = [block for run in granted.runs for block in range(run.here, run.here + run.num_blocks)]
         if asked != offered or any(run.num_blocks < 1 for run in granted.runs):
             raise ConnectionError(f"{len(asked)} blocks were asked for, {len(offered)} others were granted")
@@ -212,7 +212,6 @@ class SenderConnection:
 
     def _post(self, job: _PullJob, error: str | None, took_s: float = 0.0, is_denied: bool = False) -> None:
         keys = tuple(key for key, _ in job.specs)
-        num_blocks = sum(len(blocks) for _, blocks in job.specs)
-        num_bytes = num_blocks * sum(part.shape[1] for part in self._parts)
+        num_bytes = len(wanted(job.specs)) * sum(part.shape[1] for part in self._parts)
         outcome = Outcome(job.transfer, "pull", keys, error, num_bytes, took_s, is_denied)
         self._completions.post(job.done, outcome)

@@ -25,7 +25,7 @@ from alignedserve.transport.data_path import SenderEnd
 from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
 from alignedserve.transport.group import SETUP_TIMEOUT_S
-from alignedserve.transport.runs import merge
+from alignedserve.transport.runs import HAS_BLOCK, merge
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import RequestKey
 
@@ -103,9 +103,11 @@ class TransferSession:
             return
         self._pulling = pull.keys
         targets = [block for blocks in pull.blocks for block in blocks]
-        runs = merge(zip(targets, blocks, strict=True), self._block_bytes)
+        pairs = zip(targets, blocks, strict=True)
+        runs = merge((pair for pair in pairs if pair[0] != HAS_BLOCK), self._block_bytes)
         self._channel.send(Granted(pull.transfer, runs), deadline_s)
-        self._end.send(runs)
+        if runs:
+            self._end.send(runs)
         commit = self._channel.receive(deadline_s)
         if commit != Pulled(pull.transfer):
             raise unexpected(commit, f"Pulled({pull.transfer})")

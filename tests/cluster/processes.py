@@ -69,6 +69,9 @@ class Setup:
     num_pool_blocks: int = 3 * MAX_BLOCKS
     silence_s: float = 10.0
     timeout_s: float = 30.0
+    # Prefill instances, and decode instances: at most two of each.
+    num_each: int = 2
+    enable_prefix_caching: bool = True
     # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     # Slow instances.
@@ -118,8 +121,10 @@ class Processes:
         self.configs: dict[InstanceId, Any] = {POOL: self._pool()}
         colocated = [InstanceId(f"colocated-{number}") for number in range(setup.num_colocated)]
         if not colocated:
-            self.configs |= {name: self._instance(name, 2 * MAX_BLOCKS + 16, 64) for name in PREFILLS}
-        for name in colocated or DECODES:
+            self.configs |= {
+                name: self._instance(name, 2 * MAX_BLOCKS + 16, 64) for name in PREFILLS[: setup.num_each]
+            }
+        for name in colocated or DECODES[: setup.num_each]:
             self.configs[name] = self._instance(name, setup.num_decode_blocks, 64)
         expected = {name: name.split("-")[0] for name in self.configs}
         decides = RouterConfig(
@@ -245,6 +250,7 @@ class Processes:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=16,
             lora_modules=self.setup.lora_modules,
+            enable_prefix_caching=self.setup.enable_prefix_caching,
             use_tqdm=False,
         )
         transfers = TransferConfig(

@@ -1,10 +1,15 @@
-"""Counts of blocks where requests hold those of a window: 30 tokens, in blocks of 16 and tiles of 64."""
+"""Counts of blocks where requests hold those of a window: 30 tokens, in blocks of 16 and tiles of 64. And where they
+share some."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
-from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.instance.prefix_dedup import NoPrefixCache
+from alignedserve.protocol.messages import InstanceLimits, Work
+from alignedserve.types import RequestKey
 from tests.works import make_work
 
 LIMITS = InstanceLimits(
@@ -68,3 +73,77 @@ def test_an_instance_may_have_fewer_blocks_than_its_longest_request_has_tokens_f
             num_blocks=MOST, block_size=16, max_num_batched_tokens=32, max_model_len=600, window=30
         )
     )
+
+
+# ---- shared blocks ---------------------------------------------------------------------------------------------------
+
+
+class AllAlike(NoPrefixCache):
+    """The first blocks of all requests are the same ones."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._table: BlockTable | None = None
+
+    def see(self, table: BlockTable) -> BlockTable:
+        self._table = table
+        return table
+
+    @property
+    def _keys(self) -> set[RequestKey]:
+        assert self._table is not None
+        return {*self._table.pulling, *self._table.running, *self._table.leaving, *self._table._dying}
+
+    def num_held(self, work: Work) -> int:
+        return self._count if self._keys else 0
+
+    def num_shared(self, key: RequestKey) -> int:
+        return self._count if self._keys - {key} else 0
+
+    @property
+    def num_repeated(self) -> int:
+        return self._count * max(len(self._keys) - 1, 0)
+
+
+def sharing(num_blocks: int = 40) -> BlockTable:
+    shared = AllAlike(20)
+    return shared.see(BlockTable(replace(LIMITS, window=0, num_blocks=num_blocks), shared=shared))
+
+
+def test_a_shared_block_is_taken_and_freed_once() -> None:
+    table = sharing()
+    requests = [prompt(16 * 22, num_cached=16 * 22 - 1) for _ in range(4)]
+    for request, num_needed in zip(requests, (22, 2, 2, 2), strict=True):
+        assert table.needed(request) == table.growth_of(request, 1) == num_needed
+        table.admit(request)
+        table.check()
+    assert table.num_free == 40 - 22 - 3 * 2
+    first, second, third, fourth = requests
+    assert table.pulled(first.key) and table.pulled(second.key) and table.pulled(third.key)
+    assert [table.num_freed(each) for each in requests] == [2, 2, 2, 2]
+    assert table.num_freed_together([first, second]) == 2 + 2
+    assert table.num_freed_together([first, second, third]) == 3 * 2
+    table.ended(first.key)
+    assert table.evict(second.key) and table.num_blocks_to_come == 2
+    assert table.evicted(second.key)
+    assert table.abort(fourth.key) and table.num_blocks_to_come == 2
+    assert not table.pulled(fourth.key)
+    table.check()
+    assert table.num_free == 40 - 22 and table.num_freed_together([third]) == 22
+    table.drop(third)
+    assert table.num_free == 40
+    table.check()
+
+
+def test_requests_that_share_need_a_block_of_their_own_to_grow() -> None:
+    table = sharing(38)
+    requests = [prompt(16 * 22, num_cached=16 * 22 - 1) for _ in range(2)]
+    for request in requests:
+        table.admit(request)
+        assert table.pulled(request.key)
+    assert table.num_free == 38 - 24 and table.growth(requests, 2) == 2
+    for request in requests:
+        computed(table, request, 1)
+        computed(table, request, 1)
+    assert table.num_free == 38 - 26
+    table.check()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.worker import DecodeWorker
@@ -33,6 +34,7 @@ from alignedserve.protocol.messages import (
     Work,
 )
 from alignedserve.timing.deadlines import Deadlines
+from alignedserve.transport.data_path import allocator
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
@@ -49,19 +51,23 @@ NUM_BLOCKS = 3
 class Pair:
     """Both kinds of instances over one pool, of zeros: what is computed from it doesn't matter here."""
 
-    def __init__(self, directory: Path) -> None:
-        gloo = TransferConfig("gloo")
-        engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
+    def __init__(self, directory: Path, transport: str = "gloo", enable_prefix_caching: bool = False) -> None:
+        """`enable_prefix_caching`: at the decode instance."""
+        config = TransferConfig(transport)
+        engines = [
+            make_engine(directory, kv_cache_memory_bytes=4 << 20, allocate=allocate)
+            for allocate in (allocator(transport), torch.empty)
+        ]
         form = engines[0].cache.format
         transfers = [
-            LiveTransfers(engine.cache.parts, Epoch(1), config=gloo, num_groups=form.num_groups)
+            LiveTransfers(engine.cache.parts, Epoch(1), config=config, num_groups=form.num_groups)
             for engine in engines
         ]
         self.prefill = PrefillWorker(engines[0], transfers[0])
-        self.decode = DecodeWorker(engines[1], transfers[1])
+        self.decode = DecodeWorker(engines[1], transfers[1], enable_prefix_caching=enable_prefix_caching)
         self.address = transfers[0].listen(identity(PREFILL))
         transfers[1].be_known_as(identity(DECODE))
-        self.pool = np.zeros((16, form.column_bytes), dtype=np.uint8)
+        self.pool = np.zeros((20, form.column_bytes), dtype=np.uint8)
         for worker in (self.prefill, self.decode):
             worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []
@@ -193,7 +199,7 @@ def test_of_a_window_its_blocks_alone_are_pulled(
         if is_staged:
             pair.prefill.on(Unstage([key]))
             # What is not loaded is NaN.
-            in_pool = pair.pool.reshape(16, span.num_groups, -1)
+            in_pool = pair.pool.reshape(20, span.num_groups, -1)
             in_pool[:4, span.num_full_groups :] = 0xFF
             pair.prefill.on(Stage(DECODE, [replace(prompt_work, output=pair.tokens, num_cached=150)]))
             pair.step_until(lambda: pair.staged)
@@ -207,3 +213,44 @@ def test_of_a_window_its_blocks_alone_are_pulled(
             {"load": num_bytes} if is_staged else {}
         )
         assert not pair.failed and not pair.failed_pulls
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["handed over", "staged"])
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "gemma3"])
+def test_what_is_here_is_not_pulled(
+    tiny_model: Callable[[str], Path], family: str, transport: str, is_staged: bool
+) -> None:
+    """Two prompts of 150 tokens have 6 full columns of 16 in common. With Gemma's window, the 4 in front are passed."""
+    directory, prompt = tiny_model(family), prompts()[7]
+    asked = [prompt, prompt[:100] + prompts()[8][:50]]
+    with closing(Pair(directory, transport, enable_prefix_caching=True)) as pair:
+        span, block_bytes = pair.decode.engine.span, pair.decode.engine.format.block_bytes
+        for key, tokens in zip(KEYS, asked, strict=False):
+            request = Request(key, tokens, greedy_params(16), seed=0, arrival_s=0.0)
+            blocks = [PoolBlockId(10 * (key == KEYS[1]) + block) for block in range(10)]
+            work = Work(request, [], 0, blocks, Deadlines(is_rt=True))
+            num_before, pulled_before = len(pair.tokens), pair.moved.get("pull", 0)
+            pair.prefill.on(Prefill([work]))
+            pair.step_until(lambda key=key: key in pair.saved)  # type: ignore[misc]
+            work = replace(work, output=pair.tokens[num_before:], num_cached=150)
+            if is_staged:
+                pair.prefill.on(Unstage([key]))
+                pair.prefill.on(Stage(DECODE, [work]))
+                pair.step_until(lambda key=key: key in pair.staged)  # type: ignore[misc]
+            pair.decode.on(Offer([work], is_batch=True, source=PREFILL, address=pair.address))
+            pair.step_until(lambda num=num_before: len(pair.tokens) == num + 16)  # type: ignore[misc]
+            num_pulled = (pair.moved["pull"] - pulled_before) // block_bytes
+            first = 6 if key == KEYS[1] else 0
+            assert num_pulled == sum(span.are_held(first, 10, span.num_passed(150)))
+        assert pair.tokens[:16] == greedy(directory)[7][:16]
+        assert not pair.failed and not pair.failed_pulls
+        said = pair.tokens[16:]
+    with closing(Pair(directory)) as plain:
+        request = Request(KEYS[0], asked[1], greedy_params(16), seed=0, arrival_s=0.0)
+        plain.prefill.on(Prefill([Work(request, [], 0, [PoolBlockId(block) for block in range(10)])]))
+        plain.step_until(lambda: plain.saved)
+        work = Work(request, plain.tokens, 150, [PoolBlockId(block) for block in range(10)])
+        plain.decode.on(Offer([work], is_batch=True))
+        plain.step_until(lambda: len(plain.tokens) == 16)
+        assert plain.tokens == said

@@ -24,9 +24,9 @@ from tests.tiny_models import MAX_LEN
 
 
 def make_engine(directory: Path, **options: Any) -> Engine:
-    has_reversed = options.pop("has_reversed", False)
+    building = {name: options.pop(name) for name in ("has_reversed", "allocate") if name in options}
     options = {"max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
-    return build_engine(EngineConfig(model=str(directory), **options), has_reversed=has_reversed).engine
+    return build_engine(EngineConfig(model=str(directory), **options), **building).engine
 
 
 def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:

@@ -43,11 +43,12 @@ CALLS = st.tuples(
 
 @pytest.mark.slow
 @settings(max_examples=300)
-@given(st.lists(CALLS, min_size=20, max_size=80))
+@given(st.booleans(), st.lists(CALLS, min_size=20, max_size=80))
 def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
-    calls: list[tuple[str, str, int]],
+    counts_once: bool, calls: list[tuple[str, str, int]]
 ) -> None:
     blocks = BlockManager(10)
+    blocks.count_once(counts_once)
     # what is in each block: who wrote it, and how many blocks into its prompt that is
     content: dict[BlockId, bytes] = {}
     for call, name, count in calls:
@@ -56,13 +57,16 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
         prompt = [bytes([OWNERS.index(name) // 2, position]) for position in range(8)]
         num_held = len(blocks.held(owner))
         if call == "free":
+            num_left = blocks.num_shared(owner)
             blocks.free(owner)
-            assert blocks.num_free == before + num_held
+            assert blocks.num_free == before + num_held - num_left
         elif call == "share":
             if not num_held:
+                num_already = blocks.num_held(prompt[:count])
                 num_shared = blocks.share(owner, prompt[:count])
                 assert [content[block] for block in blocks.held(owner)] == prompt[:num_shared]
-                assert blocks.num_free == before - num_shared
+                assert blocks.num_free == before - num_shared + num_already
+                assert blocks.num_shared(owner) == num_already
         elif call == "name":
             blocks.publish(owner, 0, prompt[: min(count, num_held)])
         elif call == "forget":
@@ -110,6 +114,54 @@ def test_a_shared_block_counts_for_each_owner() -> None:
     blocks.free(B)
     assert (blocks.num_free, blocks.num_kept) == (6, 2)
     blocks.check_idle()
+
+
+def test_a_shared_block_counts_once_if_it_is_to() -> None:
+    blocks = BlockManager(6)
+    blocks.count_once(True)
+    blocks.allocate(A, 2)
+    blocks.publish(A, 0, [b"1", b"12"])
+    assert blocks.num_held([b"1", b"12", b"123"]) == 2
+    assert blocks.share(B, [b"1", b"12", b"123"]) == 2
+    assert (blocks.num_free, blocks.num_shared(A), blocks.num_repeated) == (4, 2, 2)
+    assert blocks.allocate(B, 4)
+    blocks.free(A)
+    assert (blocks.num_free, blocks.num_shared(B), blocks.num_repeated) == (0, 0, 0)
+    blocks.check()
+    blocks.free(B)
+    assert (blocks.num_free, blocks.num_kept) == (6, 2)
+    assert blocks.num_held([b"1"]) == 0, "it would be in use again"
+    blocks.check_idle()
+
+
+def test_with_a_window_each_owner_counts() -> None:
+    blocks = with_window(20)
+    blocks.count_once(True)
+    blocks.grow(A, 8)
+    blocks.publish(A, 0, PROMPT[:8])
+    assert blocks.num_held(PROMPT[:8]) == 0
+    assert blocks.share(B, PROMPT) == 8 and blocks.num_shared(A) == 0
+    assert blocks.num_free == 20 - 8 - 2
+    blocks.check()
+
+
+def test_behind_what_arrives_the_window_is_that_of_all_of_it() -> None:
+    blocks = with_window(45, MIXED)
+    blocks.grow(A, 8)
+    blocks.publish(A, 0, PROMPT[:3])
+    # With KV of more columns elsewhere, those before the sixth need no blocks of the sliding group.
+    assert [blocks.num_known(PROMPT[:8], num_passed) for num_passed in (0, 6)] == [3, 3]
+    blocks.free_passed(A, 6)
+    blocks.publish(A, 3, PROMPT[3:8])
+    blocks.forget(PROMPT[:1])
+    blocks.publish(A, 0, PROMPT[:1])
+    assert [blocks.num_known(PROMPT[:8], num_passed) for num_passed in (0, 1, 6)] == [0, 3, 8]
+    assert blocks.share(B, PROMPT[:4], 6) == 4
+    assert (blocks.held(B, 0), blocks.held(B, 2)) == (blocks.held(A, 0)[:4], [NO_BLOCK] * 6)
+    assert blocks.grow(B, 8, 6)
+    assert [len(blocks.held(B, group)) for group in range(3)] == [8, 8, 8]
+    assert not {*blocks.held(B, 0)[4:]} & {*blocks.held(A, 0)}
+    blocks.check()
 
 
 def test_a_name_is_one_blocks() -> None:

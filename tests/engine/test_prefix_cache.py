@@ -174,6 +174,9 @@ def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Pat
     assert engine._memory
     engine._memory.blocks[bad.blocks[0]].view("float32")[:] = math.nan
     while engine.num_unfinished:
+        if not blocks_of(engine, bad):
+            # Or it would find its own blocks again, which are sound.
+            engine.engine._blocks.forget(block_hashes_of(LONG, BLOCK))
         events += engine.step()
     event = events[-1]
     assert isinstance(event.error, BrokenLogits)
@@ -261,3 +264,30 @@ def test_an_llm_says_how_much_was_there(directory: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, n=2, ignore_eos=True)
     found = [llm.generate([LONG], params, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
     assert found == [0, 288]
+
+
+class Replacing(Fcfs):
+    """Whoever has decoded for a while makes way, in the same plan, for one that begins alike."""
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return ReplacingOne(limits, self.config)
+
+
+class ReplacingOne(ColocatedPart):
+    num_replaced = 0
+
+    def plan(self, at: DecodeBoundary) -> None:
+        candidates = [request for request in at.requests if not request.num_output]
+        if candidates and at.running and at.running[0].num_output == 5:
+            at.drop(at.running)
+            at.admit(candidates[0])
+            type(self).num_replaced += 1
+        super().plan(at)
+
+
+def test_what_is_dropped_for_one_that_begins_alike_becomes_that_ones(directory: Path) -> None:
+    expected = [alone(directory, prompt, greedy_params(20)) for prompt in (LONG, BRANCH)]
+    engine = make_instance(directory, Replacing, max_num_seqs=1)
+    assert tokens(run(engine, [LONG, BRANCH], greedy_params(20))) == expected
+    assert ReplacingOne.num_replaced == 1
+    engine.check_idle()

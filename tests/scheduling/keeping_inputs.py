@@ -31,11 +31,14 @@ class KeepingColocated(ColocatedPart):
         for request in [*at.requests, *at.batch]:
             if at.had_better_wait(request) or at.num_tokens_left <= 0:
                 continue
-            if not decoding.has_room(at, request, self.config):
+            is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS
+            keeps_inputs = not request.num_pooled and not is_again and self._num_begun % 2 == 1
+            # With inputs it shares no blocks.
+            needed = decoding.needed(at, request, self.config, keeps_inputs)
+            if not decoding.has_room(at, request, self.config) or needed > at.num_free_blocks:
                 break
             self._num_begun += 1
-            is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS
-            at.admit(request, not request.num_pooled and not is_again and self._num_begun % 2 == 0)
+            at.admit(request, keeps_inputs)
             if not request.num_pooled:
                 decoding.compute(at, request, at.num_tokens_left)
 

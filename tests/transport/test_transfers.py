@@ -123,6 +123,21 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
+def test_what_the_receiver_has_is_not_copied(prefill: Prefill, decode: Decode) -> None:
+    specs = [(ONE, block_ids(-1, -1, 2)), (THREE, block_ids(-1, 7))]
+    assert decode.pull(prefill, *specs) is None
+    assert equal_blocks(decode.blocks, [2, 7], prefill.blocks, [9, 10])
+    untouched = sorted(set(range(20)) - {2, 7})
+    assert not decode.blocks[untouched].view(torch.uint8).any()
+    assert decode.outcomes.only.num_bytes == 2 * BLOCK_BYTES
+    # It may have everything. The sender lets go of the blocks all the same.
+    assert decode.pull(prefill, (TWO, block_ids(-1))) is None
+    assert not decode.blocks[untouched].view(torch.uint8).any()
+    until(lambda: len(prefill.staging_buffer) == 0, 30)
+    prefill.completions.run()
+    assert [outcome.error for outcome in prefill.outcomes] == [None] * 3
+
+
 def test_a_sender_that_cut_its_connections_sends_again_to_who_connects_again(
     prefill: Prefill, decode: Decode
 ) -> None:

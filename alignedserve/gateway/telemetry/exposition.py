@@ -400,6 +400,14 @@ INSTANCE_COUNTERS = {
     "computing_seconds": ("Time of the iterations that computed tokens.", "computing_s"),
     "prefix_cache_queries": ("Prompt tokens that were looked up in the prefix cache.", "num_asked_tokens"),
     "prefix_cache_hits": ("Prompt tokens that were found in the prefix cache.", "num_found_tokens"),
+    "admitted_kv_tokens": (
+        "Tokens with KV elsewhere, of requests that an instance admitted.",
+        "num_arriving_tokens",
+    ),
+    "uncopied_kv_tokens": (
+        "Those of admitted_kv_tokens that were not copied, because the instance had their KV.",
+        "num_not_copied_tokens",
+    ),
     "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
     "num_handed_over": (
         "Requests with KV that a decode instance pulled directly from a prefill instance.",

@@ -162,7 +162,8 @@ class AptDecode(DecodePart):
         if 2 * gain_s <= worth_s:
             return whole
         half = decoding.needed(at, request, self.config, keeps_inputs=True)
-        if half == needed:
+        if half >= needed:
+            # It is short, or shares most of its KV.
             return whole
         return [
             Piece(request, True, gain_s, memory / 2, half),

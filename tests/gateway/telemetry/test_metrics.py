@@ -92,6 +92,8 @@ class KnowingRouter(ScriptedRouter):
             computing_s=1.5,
             num_failed_pulls=8,
             over_host=[InstanceId("prefill-0")],
+            num_arriving_tokens=1000,
+            num_not_copied_tokens=640,
         )
         prefill = InstanceStats(
             num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300, num_handed_over=70
@@ -140,6 +142,8 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"prefix_length_spread{decode}"] == 40
             assert (found[f"num_failed_pulls_total{decode}"], found[f"links_over_host{decode}"]) == (8, 1)
             assert found[f"kv_cache_usage_perc{decode}"] == pytest.approx(0.6)
+            assert found[f"admitted_kv_tokens_total{decode}"] == 1000
+            assert found[f"uncopied_kv_tokens_total{decode}"] == 640
             prefill = '{instance="prefill-0",island="0",role="prefill"}'
             assert found[f"num_spills_total{prefill}"] == 1
             assert found[f"staged_bytes{prefill}"] == 8192

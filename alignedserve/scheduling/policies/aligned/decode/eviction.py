@@ -50,14 +50,14 @@ class EvictionChoice:
         ahead = self._config.evict_ahead
         victims = [] if self._config.preemption_mode == "defer" else _of_earlier_batches(at)
         missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
-        missing -= sum(each.num_blocks + at.growth_of(each, ahead) for each in victims)
+        missing -= sum(at.growth_of(each, ahead) for each in victims) + at.num_freed_together(victims)
         if missing > 0:
             leaving = {each.key for each in victims}
             staying = [each for each in at.running if each.key not in leaving]
             for scheduled in self._in_order(at, staying)[:-1]:
                 if missing > 0:
                     victims.append(scheduled)
-                    missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
+                    missing -= at.num_freed(scheduled) + at.growth_of(scheduled, ahead)
         if self._config.preemption_mode == "defer":
             return victims, []
         for_rt = self._choose_for_rt(at, victims, missing)
@@ -74,15 +74,13 @@ class EvictionChoice:
         be = [each for each in at.running if not (each.is_rt or each.mark is OWED or each.key in chosen)]
         if not be:
             return []
-        most_blocks = sum(each.num_blocks for each in be) - missing
+        most_blocks = at.num_freed_together(be) - missing
         candidates = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
         waiting = by_due(candidates, self._estimate, at.now)
         waiting += [each for each in at.batch if each.is_rt]
         alone_blocks = 0
         if len(be) + len(victims) == len(at.running) and not at.arriving:
-            alone_blocks = (
-                sum(each.num_blocks for each in at.running) + at.num_free_blocks + at.num_blocks_to_come
-            )
+            alone_blocks = at.limits.num_blocks
         num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be), alone_blocks)
         is_rt_waiting = num_slots > 0
         if not is_rt_waiting:
@@ -101,7 +99,7 @@ class EvictionChoice:
             if missing <= 0 and missing_slots <= 0:
                 break
             more.append(request)
-            missing -= request.num_blocks
+            missing -= at.num_freed(request)
             missing_slots -= 1
         return more
 
