@@ -201,7 +201,7 @@ class DecodeWorker(Worker):
                 self._pull_from(source, [(key, blocks)])
 
     def _pulled(self, outcome: Outcome) -> None:
-        if outcome.what == "load" and outcome.error is None:
+        if outcome.what == "load" and outcome.error is None and outcome.num_bytes:
             self.schedule.forecast.fetched(outcome.num_bytes, outcome.seconds)
         for key in outcome.keys:
             if outcome.error is not None:
@@ -209,6 +209,9 @@ class DecodeWorker(Worker):
                 self.schedule.blocks.pull_failed(key)
                 self._leave(key, Failed(key, "pull", outcome.error))
             else:
+                if key in self.schedule.blocks.pulling:
+                    # Others need not wait for its grammar.
+                    self.prompts.computed([self._requests[key]])
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
     def _start(self, work: Work, layout: Layout) -> None:
@@ -223,7 +226,6 @@ class DecodeWorker(Worker):
         """Handles a request with KV and grammar ready, or an aborted one."""
         if self.schedule.blocks.pulled(key):
             self.engine.join(self._requests[key])
-            self.prompts.computed([self._requests[key]])
             self._report.admitted.append(key)
         else:
             self._leave(key)

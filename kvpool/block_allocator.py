@@ -17,6 +17,7 @@ ends of prompts go first.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -193,10 +194,14 @@ class BlockAllocator:
             allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
-        """Makes overdue reservations fall back. Returns the requests that have nothing left."""
+        """Makes overdue reservations fall back. Returns the requests that have nothing left. A prompt that has committed
+        nothing keeps nothing: an instance may still be computing it, and has to be stopped."""
         late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
         for allocation in late:
-            self._fall_back(allocation)
+            if allocation.is_new:
+                self.release(allocation.key)
+            else:
+                self._fall_back(allocation)
         return [allocation.key for allocation in late if allocation.key not in self._allocations]
 
     def release(self, key: RequestKey) -> None:
@@ -326,9 +331,12 @@ class BlockAllocator:
 
     def _take_found(self, found: Sequence[PoolBlockId], numbers: NDArray[np.int64]) -> None:
         num_listed = int(np.count_nonzero(self._count(numbers, _NEEDED)))
-        # A request that lists a block also lists those before it.
+        # A request that lists a block also lists those before it. So what is taken of a run are its first blocks.
+        taken = Counter(id(run) for run in map(self._kept.__getitem__, found[num_listed:]))
         for block in found[num_listed:]:
-            del self._kept[block]
+            run = self._kept.pop(block)
+            if count := taken.pop(id(run), 0):
+                del run.blocks[:count]
             self._last_used[block] = 0
 
     def _disown(self, allocation: Allocation, first: int, last_used: int) -> None:

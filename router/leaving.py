@@ -54,7 +54,7 @@ class Requeuer:
         if state.num_cached:
             # Only committed KV can be a spare, and a request that was evicted halfway has committed nothing yet.
             self._pool.commit(state, is_candidate=False)
-            if self._router.policy.pins(state):
+            if state.num_cached > state.num_found and self._router.policy.pins(state):
                 self._router.prefill_queue.pinned[state.key] = state
                 self._router.demand.add(state)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
@@ -19,6 +19,8 @@ class PoolClient:
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
+    # Requests with KV that may be wrong, of which the pool must be told.
+    _distrusted: list[RequestState] = field(default_factory=list)
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._router.cluster.pool:
@@ -32,9 +34,12 @@ class PoolClient:
 
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
+        return [] if state.blocks else self._all_hashes_of(state)
+
+    def _all_hashes_of(self, state: RequestState) -> list[bytes]:
         pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
         shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
-        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
+        if not (pool and shares) or state.request.needs_whole_prompt:
             return []
         limits = pool.hello.limits
         # With a window, saved columns may lack the blocks of sliding groups.
@@ -57,8 +62,16 @@ class PoolClient:
 
     def distrust(self, state: RequestState) -> None:
         """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong."""
-        if state.has_block_hashes and (pool := self._router.cluster.pool):
-            self.send(Forget(state.block_hashes(pool.hello.limits.block_size)))
+        if self._router.cluster.pool is None:
+            self._distrusted.append(state)
+        elif hashes := self._all_hashes_of(state):
+            self.send(Forget(hashes))
+
+    def connected(self) -> None:
+        """Repeats what was said while the pool was away. Call it before anything is reserved."""
+        distrusted, self._distrusted = self._distrusted, []
+        for state in distrusted:
+            self.distrust(state)
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

@@ -96,6 +96,7 @@ class PoolRecovery:
             self.segment = hello.segment
             for process in self._router.cluster.instances:
                 self._router.outbox.send(process.instance_id, UsePool(self.segment))
+        self._pool.connected()
         stored, span = {each.key: each for each in hello.inventory}, hello.limits.span
         # Requests that ask for room come last: the pool may make room from KV that other requests still need and have
         # not committed again yet.
@@ -106,6 +107,7 @@ class PoolRecovery:
             elif found.blocks != state.blocks:
                 state.blocks = found.blocks
                 state.num_cached = span.num_usable(found.num_tokens, state.num_tokens)
+                state.num_found = min(state.num_found, state.num_cached)
             elif found.num_tokens < state.num_cached:
                 # The instance that saved the KV finished while the pool was away. The pool does not keep uncommitted KV
                 # as a spare.

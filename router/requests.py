@@ -180,11 +180,6 @@ class RequestState:
             self._prefix_hashes = block_hashes(self.request)
         return self._prefix_hashes
 
-    @property
-    def has_block_hashes(self) -> bool:
-        """Whether the pool was ever told by which hashes its blocks are known."""
-        return self._block_hashes is not None
-
     def block_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of its prompt's full blocks. The block size is always the same."""
         if self._block_hashes is None:

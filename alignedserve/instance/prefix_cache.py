@@ -121,7 +121,9 @@ class PrefixCache:
         shared."""
         waiting = self._waiting.pop(work.request.key, None)
         prefix = (waiting or self._hashed(work)) if is_shared else HashedPrefix([])
-        prefix.num_found = max(prefix.num_shared, work.num_found)
+        # A prompt that was preempted finds what it has computed itself.
+        is_first = work.num_cached <= work.num_found
+        prefix.num_found = max(prefix.num_shared, work.num_found) if is_first else work.num_found
         return prefix
 
     def forget(self, key: RequestKey) -> None:

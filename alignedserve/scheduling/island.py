@@ -44,6 +44,10 @@ class RoutedRequest(Protocol):
         """The number of tokens with KV in the pool."""
 
     @property
+    def num_found(self) -> int:
+        """The number of those that other requests had left."""
+
+    @property
     def num_missing(self) -> int:
         """The number of tokens that a prefill instance would compute."""
 

@@ -53,7 +53,7 @@ def urgency_of(request: RoutedRequest, island: Island) -> Urgency:
         num_left = max(island.expected_output(request) - number, 0)
         needed_s += num_left * cluster.decode_s(request.num_tokens)
     start_s = latest_start_s(deadlines, number, needed_s, request.arrived_s)
-    is_new = request.is_rt or not request.num_cached
+    is_new = request.is_rt or request.num_cached <= request.num_found
     start_s += yields_s(request, island.now)
     # An answer that has begun does not give way to others.
     is_begun = number > 0 or not is_new
