@@ -41,9 +41,10 @@ Some workloads and baselines differ from those of earlier records, because they 
 - ALISE, BROS, Apt-Serve: vLLM had chunks of prompts beside decodes, and kept the KV of preempted requests.
 - ALISE: a gain of "up to" is the most over several rates, as in the paper, and no longer that at one rate.
 - BROS: rates are 3, 6 and 9/s in place of 5 and 10. The paper goes up to 15/s. At 10/s, real time alone fills the
-  machine here and leaves best effort nothing. At lower rates best effort loses less, so each rate is judged. Blocks
-  are shared from both ends, as in the paper. Without that, no request takes the blocks of another. Packing is measured
-  without shared blocks, beside `priority`, which has none. Traces take ten minutes, as in the paper.
+  machine with ShareGPT and leaves best effort nothing. At lower rates best effort loses less, so each rate is judged,
+  with LMSYS-Chat-1M also 12 and 15/s. Blocks are shared from both ends, as in the paper. Without that, no request takes
+  the blocks of another. Packing is measured without shared blocks, beside `priority`, which has none. Traces take ten
+  minutes, as in the paper.
 - AccelGen: objectives of 140 to 230 ms bound nothing while iterations took 30 ms. Now iterations take longer and have
   more tokens, about as in the paper's figures 3 and 4. Answers were shortened for that, so the gain in time is also
   judged with the paper's. Windows of jobs are measured. Sarathi-Serve's chunks are fixed.
