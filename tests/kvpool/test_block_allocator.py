@@ -198,7 +198,7 @@ def test_runs_of_kept_blocks_list_no_block_that_was_taken_again() -> None:
     """A document that is asked about again and again, each time with another end."""
     allocator = allocator_of(60)
     for number in range(40):
-        hashes = [*hashes_of("a" * 10, 10), bytes([number + 1]) * 16]
+        hashes = [*hashes_of("a" * 10, 10), bytes([number + 1]) * len(hashes_of("a", 1)[0])]
         grant = allocator.reserve(A, 45, SOON, hashes)
         assert grant is not None and allocator.commit(A, 45)
         allocator.release(A)
