@@ -12,6 +12,7 @@ from alignedserve.protocol.messages import (
     Evict,
     Failed,
     Forget,
+    MakeSpare,
     Prefill,
     Release,
     Reserve,
@@ -175,6 +176,29 @@ def test_what_may_be_wrong_is_found_no_more() -> None:
     script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
     sent = [message for name, message in script.take() if name == POOL]
     assert Forget(hashes()) in sent
+
+
+def test_a_pool_that_was_away_is_told_later_what_may_be_wrong() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    script.close(POOL)
+    script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
+    script.take()
+    script.connect(POOL, epoch=2, inventory=[], enable_prefix_caching=True)
+    assert Forget(hashes()) in [message for name, message in script.take() if name == POOL]
+    script.close(POOL, epoch=2)
+    script.connect(POOL, epoch=3, inventory=[], enable_prefix_caching=True)
+    assert not [message for _, message in script.take() if isinstance(message, Forget)]
+
+
+def test_best_effort_of_which_nothing_was_computed_holds_no_room() -> None:
+    script = script_of()
+    submit(script, tier="be")
+    found(script, 8)
+    script.close(PREFILL)
+    sent = [message for name, message in script.take() if name == POOL]
+    assert MakeSpare([ONE]) in sent
 
 
 def test_an_error_that_says_nothing_about_kv_leaves_it_known() -> None:
