@@ -194,8 +194,8 @@ class BlockAllocator:
             allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
-        """Makes overdue reservations fall back. Returns the requests that have nothing left. A prompt that has committed
-        nothing keeps nothing: an instance may still be computing it, and has to be stopped."""
+        """Makes overdue reservations fall back. Returns the requests that have nothing left. A prompt that has
+        committed nothing keeps nothing: an instance may still be computing it, and has to be stopped."""
         late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
         for allocation in late:
             if allocation.is_new:
