@@ -72,7 +72,9 @@ def run(python: str, engine: str, model: Path, job: Job, root: Path) -> dict[str
     )
     if done.returncode:
         sys.exit(f"{engine} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # An engine may log something after it.
+    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"seconds"'))
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
