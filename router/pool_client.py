@@ -34,12 +34,9 @@ class PoolClient:
 
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
-        return [] if state.blocks else self._all_hashes_of(state)
-
-    def _all_hashes_of(self, state: RequestState) -> list[bytes]:
         pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
         shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
-        if not (pool and shares) or state.request.needs_whole_prompt:
+        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
             return []
         limits = pool.hello.limits
         # With a window, saved columns may lack the blocks of sliding groups.
@@ -61,11 +58,12 @@ class PoolClient:
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
     def distrust(self, state: RequestState) -> None:
-        """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong."""
-        if self._router.cluster.pool is None:
+        """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong. Whether any of it
+        is known matters little, and an instance that would say so may be gone."""
+        if pool := self._router.cluster.pool:
+            self.send(Forget(state.block_hashes(pool.hello.limits.block_size)))
+        else:
             self._distrusted.append(state)
-        elif hashes := self._all_hashes_of(state):
-            self.send(Forget(hashes))
 
     def connected(self) -> None:
         """Repeats what was said while the pool was away. Call it before anything is reserved."""

@@ -60,7 +60,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Machine:
-    # Of all cores together.
+    """What all cores do together per second."""
+
     flops: float
     bytes_per_s: float
 
