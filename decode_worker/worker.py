@@ -22,6 +22,7 @@ from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.instance.requests import adopt, complete, key_of, limits_of
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
+    WHOLE_ANSWERS,
     Abort,
     AnyMessage,
     Coming,
@@ -30,6 +31,7 @@ from alignedserve.protocol.messages import (
     Failed,
     FailedPull,
     Gone,
+    NewTokens,
     Offer,
     Work,
 )
@@ -72,6 +74,8 @@ class DecodeWorker(Worker):
         self._addresses: dict[InstanceId, str] = {}
         # Requests that were aborted under a copy, with the message to send when it has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
+        # Requests with a complete answer that wait for Evict or Abort.
+        self._ended: set[RequestKey] = set()
         # These are sent before the next report, which may name the same requests for eviction again.
         self._failed_evictions: list[AnyMessage] = []
         self._report = DecodeReport.empty()
@@ -105,6 +109,10 @@ class DecodeWorker(Worker):
         request = self._requests.get(order.key)
         if request is None:
             return  # The request ended before the order arrived
+        if order.key in self._ended:
+            num_tokens = min(request.num_computed, len(order.blocks) * self.engine.format.block_size)
+            self._save_changed(order, request, num_tokens)
+            return
         needed = self.engine.format.num_columns(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
@@ -113,11 +121,12 @@ class DecodeWorker(Worker):
             self.engine.part(request)
             if request.is_reversed:
                 self.engine.cut(request, self.schedule.blocks.leaving[order.key].num_cached)
-            self._save_changed(order, request)
+            self._save_changed(order, request, request.num_computed)
 
-    def _save_changed(self, order: Evict, request: Request) -> None:
-        """Saves the columns with KV that the pool lacks, as whole columns, including one that it has in part."""
-        form, span, num_tokens = self.engine.format, self.engine.span, request.num_computed
+    def _save_changed(self, order: Evict, request: Request, num_tokens: int) -> None:
+        """Saves the columns with KV of the first `num_tokens` tokens that the pool lacks, as whole columns, including
+        one that it has in part."""
+        form, span = self.engine.format, self.engine.span
         first, end = order.num_saved // form.block_size, form.num_columns(num_tokens)
         if num_tokens <= order.num_saved:
             # The pool has all of it, and more if some KV made way for RT.
@@ -129,7 +138,9 @@ class DecodeWorker(Worker):
     def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:
             self.prompts.forget(key)
-        if self.schedule.abort(key):
+        if key in self._ended and key not in self.copies:
+            self._let_go(key, last_message)
+        elif self.schedule.abort(key):
             self._last_messages[key] = last_message
             self.transfers.abandon(key)
             if self._compiling.drop(key):
@@ -142,6 +153,8 @@ class DecodeWorker(Worker):
     def drop_orders(self) -> None:
         self.schedule.policy.expect(0, 0, self._clock())
         self.prompts.forget_waiting()
+        for key in [key for key in self._ended if key not in self.copies]:
+            self._let_go(key, Gone([key]))
         for key in self.schedule.drop_candidates():
             self._abort(key, None)
         self.copies.stop()
@@ -239,14 +252,22 @@ class DecodeWorker(Worker):
             if self.schedule.blocks.evicted(key):
                 self._report.evicted.append((key, num_tokens))
             self._leave(key)
+        elif key in self._ended:
+            self._let_go(key, Gone([key]))
         elif self.schedule.blocks.evict_failed(key):
             self.engine.join(self._requests[key])
             self._failed_evictions.append(Failed(key, "evict", outcome.error))
         else:
             self._leave(key)
 
+    def _let_go(self, key: RequestKey, message: Gone | None) -> None:
+        """Releases a request with a complete answer. It has no copy in progress."""
+        self.schedule.blocks.evicted(key)
+        self._leave(key, message)
+
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
         """Releases a request that does not run and has no copy in progress."""
+        self._ended.discard(key)
         self.engine.release(self._requests.pop(key))
         self.prompts.left(key)
         last_message = self._last_messages.pop(key) if key in self._last_messages else message
@@ -305,18 +326,31 @@ class DecodeWorker(Worker):
                 complete(one, output)
                 if output.finish_reason:
                     self.prompts.failed(output)
-                    self._ended(one.key)
+                    self._end(one)
             return
         for news, output in zip_longest(step.news, outputs):
             self.prompts.take_output(output, news)
             if news is not None and output.finish_reason:
-                self._ended(news.key)
+                self._end(news)
 
-    def _ended(self, key: RequestKey) -> None:
-        """Ends a request with a complete answer."""
-        self.prompts.ended(self._requests[key])
-        self.schedule.blocks.ended(key)
-        self._leave(key)
+    def _end(self, last: NewTokens) -> None:
+        """Ends a request, or holds its KV until the pool has it."""
+        key = last.key
+        request = self._requests[key]
+        self.prompts.ended(request)
+        if last.finish_reason in WHOLE_ANSWERS and self._may_go_on(key, request):
+            self.schedule.blocks.evict(key)
+            self._ended.add(key)
+            self._report.ended.append(key)
+        else:
+            self.schedule.blocks.ended(key)
+            self._leave(key)
+
+    def _may_go_on(self, key: RequestKey, request: Request) -> bool:
+        """Returns whether later prompts may begin with this one and full blocks of its answer."""
+        wanted, size = self.schedule.blocks.running[key].work.request, self.engine.format.block_size
+        shares = wanted.has_next_turn and self.prompts.prefix_cache.is_enabled and not self.computes_prompts
+        return shares and request.num_computed // size > len(wanted.prompt) // size
 
     def _finished(self, step: Step) -> list[AnyMessage]:
         if step.plan.goes_on:

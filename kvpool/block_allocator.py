@@ -140,11 +140,16 @@ class BlockAllocator:
         return -(-num_tokens // self._block_size)
 
     def reserve(
-        self, key: RequestKey, num_tokens: int, deadline_s: float, hashes: Sequence[bytes] = ()
+        self,
+        key: RequestKey,
+        num_tokens: int,
+        deadline_s: float,
+        hashes: Sequence[bytes] = (),
+        is_optional: bool = False,
     ) -> Grant | None:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
         room. Safe to repeat. `hashes` are those of its first blocks. If it has no blocks yet, it gets the blocks that
-        are known by them, but never the last token's."""
+        are known by them, but never the last token's. `is_optional`: other requests keep their spares."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, found = self._allocations.get(key), list[PoolBlockId]()
@@ -154,15 +159,17 @@ class BlockAllocator:
         numbers = allocation.numbers if allocation else np.array(found, np.int64)
         if not self._has_room(numbers, num_missing, needs_row=allocation is None):
             return None
+        if is_optional and not self._has_unowned(numbers, num_missing, needs_row=allocation is None):
+            return None
         num_found = len(found) * self._block_size
         if allocation is None:
             if found:
                 self._take_found(found, numbers)
-            dropped = self._make_room(num_missing, needs_row=True)
+            dropped = self._make_room(num_missing, needs_row=True, drops_spares=not is_optional)
             allocation = self._begin(key, found, numbers, hashes)
         else:
             self._enter(allocation, AllocationState.RESERVED)
-            dropped = self._make_room(num_missing, needs_row=False)
+            dropped = self._make_room(num_missing, needs_row=False, drops_spares=not is_optional)
         allocation.deadline_s = deadline_s
         if num_missing > 0:
             self._grow(allocation, num_missing)
@@ -388,12 +395,19 @@ class BlockAllocator:
         num_own = int(np.count_nonzero(self._counts[numbers] < _NEEDED))
         return num_missing <= len(self._free) + self.num_spare_blocks - num_own
 
-    def _make_room(self, num_missing: int, needs_row: bool) -> list[RequestKey]:
+    def _has_unowned(self, numbers: NDArray[np.int64], num_missing: int, needs_row: bool) -> bool:
+        """Returns whether there is room without a block that another request lists."""
+        if needs_row and not self._free_rows:
+            return False
+        num_own = int(np.count_nonzero(self._counts[numbers] == 0))
+        return num_missing <= len(self._free) + len(self._kept) - num_own
+
+    def _make_room(self, num_missing: int, needs_row: bool, drops_spares: bool) -> list[RequestKey]:
         """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
         spares, num_passed, dropped = self._in_state[AllocationState.SPARE], 0, list[Allocation]()
         while (num_short := num_missing - len(self._free)) > 0:
             run, spare = self._oldest_run(), next(islice(spares.values(), num_passed, None), None)
-            if run and (spare is None or run.last_used <= spare.since):
+            if run and (spare is None or not drops_spares or run.last_used <= spare.since):
                 self._drop_kept(run, num_short)
                 continue
             if spare is None:

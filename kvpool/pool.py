@@ -152,7 +152,9 @@ class Pool:
 
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
         deadline_s = now + self._config.lapse_s
-        grant = self._allocator.reserve(reserve.key, reserve.num_tokens, deadline_s, reserve.hashes)
+        grant = self._allocator.reserve(
+            reserve.key, reserve.num_tokens, deadline_s, reserve.hashes, reserve.is_optional
+        )
         if grant is None:
             return [Reserved(reserve.key, None, number=reserve.number)]
         self._no_candidate(reserve.key)

@@ -1,4 +1,5 @@
-"""How a request leaves an instance: it is evicted to the pool or taken back, and waits in a queue again. Pure."""
+"""How a request leaves an instance: it is evicted to the pool or taken back, and waits in a queue again; or it has
+ended, and the pool keeps its KV. Pure."""
 
 from __future__ import annotations
 
@@ -150,6 +151,63 @@ class Recaller:
         self._router.demand.discard(state)
         self._router.requests.remove(state)
         self._pool.release([state.key])
+
+
+# ---- ended -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class EndedAnswers:
+    """Keeps the KV of complete answers in the pool, where the next turns of chats find it.
+
+    The decode instance holds the request's blocks until it is told to save them (`Evict`) or to forget them (`Abort`).
+    For everything else the request is LEAVING."""
+
+    _router: RouterState
+    _transitions: PhaseTransitions
+    _recaller: Recaller
+    _pool: PoolClient
+
+    def ended(self, state: RequestState, decode: InstanceId) -> None:
+        """Handles the end of an answer of which the instance still holds the KV."""
+        is_at_rest = state.phase is Phase.RUNNING and not (state.saving_at or state.staged_at)
+        if not (is_at_rest and self._pool.reserve_answer(state)):
+            self._recaller.finish(state)
+            return
+        self._transitions.finish(state)
+        self._router.output.discard(state.key)
+        state.pending_aborts = [decode]
+        self._transitions.enter(state, Phase.LEAVING)
+        self._router.demand.discard(state)
+        state.wants_answer_kept = True
+
+    def reserved(self, state: RequestState, reserved: Reserved) -> None:
+        if state.wants_answer_kept:
+            if reserved.blocks is None:
+                self._let_go(state)
+                return
+            state.wants_answer_kept = False
+            (decode,) = state.pending_aborts
+            self._router.outbox.send(decode, Evict(state.key, reserved.blocks, reserved.num_tokens))
+
+    def saved(self, decode: InstanceId, key: RequestKey, num_tokens: int) -> None:
+        """Lets later prompts find the answer. The pool then has it, but the request no longer does."""
+        state = self._router.requests.get(key)
+        if state and state.phase is Phase.LEAVING and state.is_finished and decode in state.pending_aborts:
+            state.num_cached = num_tokens
+            self._pool.commit(state, is_candidate=False)
+            self._recaller.confirm(state, decode)
+
+    def pool_closed(self) -> None:
+        """Lets go of the answers for which the pool was asked for room, because it will not answer."""
+        for state in self._router.requests:
+            if state.wants_answer_kept:
+                self._let_go(state)
+
+    def _let_go(self, state: RequestState) -> None:
+        state.wants_answer_kept = False
+        for decode in state.pending_aborts:
+            self._router.outbox.send(decode, Abort(state.key))
 
 
 # ---- evicted ---------------------------------------------------------------------------------------------------------

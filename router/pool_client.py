@@ -32,17 +32,48 @@ class PoolClient:
         hashes = self._hashes_of(state)
         self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number, hashes))
 
+    def reserve_answer(self, state: RequestState) -> bool:
+        """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
+        Returns False and asks for nothing if no later prompt could use the answer."""
+        pool = self._router.cluster.pool
+        if pool is None or not self._shares(state):
+            return False
+        block_size = pool.hello.limits.block_size
+        prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)
+        if not answer:
+            return False
+        if state.blocks:
+            state.lose_blocks()
+            self.release([state.key])
+        self._number += 1
+        state.reserve_number = self._number
+        num_tokens = (len(prompt) + len(answer)) * block_size
+        self.send(
+            Reserve(
+                state.key,
+                num_tokens,
+                state.request.request_id,
+                self._number,
+                [*prompt, *answer],
+                is_optional=True,
+            )
+        )
+        return True
+
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
+        pool = self._router.cluster.pool
+        if pool is None or state.blocks or state.request.needs_whole_prompt or not self._shares(state):
+            return []
+        return state.block_hashes(pool.hello.limits.block_size)
+
+    def _shares(self, state: RequestState) -> bool:
         pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
-        shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
-        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
-            return []
-        limits = pool.hello.limits
+        if not (pool and prefills) or state.is_alone:
+            return False
         # With a window, saved columns may lack the blocks of sliding groups.
-        if limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")):
-            return []
-        return state.block_hashes(limits.block_size)
+        is_whole = not (pool.hello.limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")))
+        return is_whole and prefills[0].hello.limits.enable_prefix_caching
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""

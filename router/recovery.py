@@ -8,7 +8,7 @@ from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Failed, Hello, MakeSpare, Stored, UsePool, Welcome
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver
-from alignedserve.router.leaving import Eviction, Recaller, Requeuer
+from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
@@ -79,6 +79,7 @@ class PoolRecovery:
     _requeuer: Requeuer
     _recaller: Recaller
     _eviction: Eviction
+    _ended_answers: EndedAnswers
     _orphans: Orphans
     _pool: PoolClient
     # The shared memory segment of the last pool that connected.
@@ -86,6 +87,7 @@ class PoolRecovery:
 
     def closed(self) -> None:
         self._pool.retry_refused()
+        self._ended_answers.pool_closed()
         for view in self._router.cluster.all_decodes:
             view.batch_search, view.near_search = Search(), Search()
         for key in list(self._router.prefill_queue.reserving):

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import DecodeReport, FailedPull, MakeSpare, NewTokens, PrefillReport
+from alignedserve.protocol.messages import (
+    WHOLE_ANSWERS,
+    DecodeReport,
+    FailedPull,
+    MakeSpare,
+    NewTokens,
+    PrefillReport,
+)
 from alignedserve.router.clock import with_first_token
 from alignedserve.router.copies import DirectHandOver, StagedTransfers
-from alignedserve.router.leaving import Eviction, Recaller, Requeuer
+from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
@@ -19,24 +26,26 @@ from alignedserve.types import InstanceId, RequestKey
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-# Finish reasons of complete answers. Only their lengths help to predict others of their class.
-WHOLE_ANSWERS = ("stop", "length")
-
-
 @dataclass(eq=False, slots=True)
 class OutputProcessor:
     """Appends the tokens that instances report to their requests, and finishes requests with complete answers."""
 
     _router: RouterState
     _recaller: Recaller
+    _ended_answers: EndedAnswers
 
-    def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
-        """Appends the news. Skips requests that the sender no longer has, because messages cross."""
+    def process(
+        self, sender: InstanceId, all_news: Iterable[NewTokens], ended: Sequence[RequestKey] = ()
+    ) -> None:
+        """Appends the news. Skips requests that the sender no longer has, because messages cross. `ended`: see
+        `DecodeReport`."""
         find, now = self._router.requests.get, self._router.clock.now
         for news in all_news:
             state = find(news.key)
             if state and state.instance_id == sender and not state.is_finished:
                 self._append(sender, state, news, now)
+                if news.finish_reason:
+                    self._finish(sender, state, news.finish_reason, state.key in ended)
 
     def _append(self, sender: InstanceId, state: RequestState, news: NewTokens, now: float) -> None:
         output = state.output
@@ -61,7 +70,6 @@ class OutputProcessor:
         if news.is_spoilt:
             self._recaller.distrust(state)
         if news.finish_reason:
-            self._finish(sender, state, news.finish_reason)
             return
         num_output = len(output)
         if state.forecast.length <= num_output:
@@ -82,9 +90,13 @@ class OutputProcessor:
         if (expecting := self._router.cluster.decode(state.expected_at)) and state.key in expecting.coming:
             expecting.coming[state.key] = True
 
-    def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
+    def _finish(self, sender: InstanceId, state: RequestState, reason: str, is_held: bool) -> None:
+        # Only the lengths of complete answers help to predict others of their class.
         if reason in WHOLE_ANSWERS and not state.is_embedding:
             self._router.demand.learn_output_len(state)
+        if is_held:
+            self._ended_answers.ended(state, sender)
+            return
         # A prefill instance may still be saving the request's KV.
         is_forgotten = self._router.cluster.decode(sender) is not None
         self._recaller.finish(state, forgotten_by=sender if is_forgotten else None)
@@ -103,6 +115,7 @@ class InstanceReports:
     _output_processor: OutputProcessor
     _staging: StagedTransfers
     _eviction: Eviction
+    _ended_answers: EndedAnswers
     _pool: PoolClient
     _hand_over: DirectHandOver
 
@@ -140,7 +153,7 @@ class InstanceReports:
             self._admitted(view, report.admitted)
         for pull in report.failed_pulls:
             self._pull_failed(sender, pull)
-        self._output_processor.process(sender, report.news)
+        self._output_processor.process(sender, report.news, report.ended)
         view.pace = report.pace
         if report.progress and isinstance(view, ColocatedView):
             self._computed(view, report.progress)
@@ -148,6 +161,7 @@ class InstanceReports:
         self._eviction.wanted(view, report)
         for key, num_tokens in report.evicted:
             self._eviction.evicted(view, key, num_tokens)
+            self._ended_answers.saved(sender, key, num_tokens)
 
     def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int, int]]) -> None:
         for key, num_computed, num_reused in progress:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
-from alignedserve.scheduling.prefixes import block_hashes, block_hashes_of
+from alignedserve.scheduling.prefixes import BlockHasher, block_hashes
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
@@ -94,6 +94,8 @@ class RequestState:
 
     # ---- instances that were told to forget it and have not confirmed that: written by `Recaller` ----
     pending_aborts: list[InstanceId] = field(default_factory=list)
+    # Whether the pool was asked for room for its complete answer. Written by `EndedAnswers`.
+    wants_answer_kept: bool = False
 
     # ---- its output tokens so far: written by `OutputProcessor` ----
     output: list[int] = field(default_factory=list)
@@ -127,6 +129,7 @@ class RequestState:
     # Computed when first read.
     _prefix_hashes: Sequence[bytes] | None = None
     _block_hashes: list[bytes] | None = None
+    _hasher: BlockHasher | None = None
 
     # The request's key. A field rather than a property, because it is read several times per token.
     key: RequestKey = field(init=False)
@@ -184,8 +187,18 @@ class RequestState:
         """Returns the hashes of its prompt's full blocks. The block size is always the same."""
         if self._block_hashes is None:
             wanted = self.request
-            self._block_hashes = block_hashes_of(wanted.prompt, block_size, wanted.cache_salt, wanted.adapter)
+            self._hasher = BlockHasher(block_size, wanted.cache_salt, wanted.adapter)
+            self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
+
+    def take_answer_hashes(self, block_size: int) -> list[bytes]:
+        """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.
+        Call it once, when the answer is complete."""
+        num_before = len(self.block_hashes(block_size)) * block_size
+        if self._hasher is None:
+            raise RuntimeError(f"request {self.key}: the hashes of its answer were taken before")
+        hasher, self._hasher = self._hasher, None
+        return hasher.block_hashes_of([*self.request.prompt[num_before:], *self.output[:-1]])
 
     def take_blocks(self, blocks: list[PoolBlockId], num_tokens: int, num_found: int, span: KvSpan) -> None:
         """Takes the blocks that the pool has given it. If it had none before, there may be KV of its first `num_tokens`

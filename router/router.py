@@ -22,7 +22,7 @@ from alignedserve.router.copies import DirectHandOver, Offers, StagedTransfers
 from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.intake import Submissions
-from alignedserve.router.leaving import Eviction, Recaller, Requeuer
+from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.recovery import FailedCopies, Orphans, PoolRecovery, Recovery
 from alignedserve.router.reports import InstanceReports, OutputProcessor
@@ -53,12 +53,13 @@ class Router:
         staging = StagedTransfers(state, transitions, recaller, offers)
         self._eviction = eviction = Eviction(state, transitions, requeuer, recaller, pool)
         self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
-        self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, orphans, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)
-        output = OutputProcessor(state, recaller)
+        self._ended_answers = ended = EndedAnswers(state, transitions, recaller, pool)
+        self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, ended, orphans, pool)
+        output = OutputProcessor(state, recaller, ended)
         self._reports = InstanceReports(
-            state, transitions, requeuer, output, staging, eviction, pool, hand_over
+            state, transitions, requeuer, output, staging, eviction, ended, pool, hand_over
         )
         self._submissions = Submissions(state, requeuer, recaller, orphans)
         welcome = Welcome(epoch, config.silence_s)
@@ -121,6 +122,8 @@ class Router:
             self._prefill.reserved(state, reserved)
         elif state.phase is Phase.MAKING_ROOM:
             self._eviction.reserved(state, reserved)
+        elif state.phase is Phase.LEAVING:
+            self._ended_answers.reserved(state, reserved)
 
     def take_remarks(self) -> list[str]:
         """Returns sentences for the log, each once."""

@@ -213,6 +213,8 @@ class Request(Message):
     is_pressed: bool = False
     # The name of its adapter, on which all of its KV depends; empty: none.
     adapter: str = ""
+    # Whether a later prompt may well begin with this one and its answer, as the turns of a chat do.
+    has_next_turn: bool = False
 
     @property
     def is_embedding(self) -> bool:
@@ -249,6 +251,10 @@ class Echo(Message):
 
 
 # ---- router to gateway ----------------------------------------------------------------------------------------------
+
+
+# Finish reasons of complete answers.
+WHOLE_ANSWERS = ("stop", "length")
 
 
 class NewTokens(Message):
@@ -321,6 +327,8 @@ class Reserve(Message):
     # The hashes of the request's first full blocks (`scheduling/prefixes.py`), if it may share their KV. If it has no
     # blocks yet, it gets those that the pool knows by them. Its own blocks become known when they are committed.
     hashes: list[bytes] = []
+    # Whether it may take no other request's KV, not even a spare.
+    is_optional: bool = False
 
 
 class Reserved(Message):
@@ -475,8 +483,8 @@ class Coming(Message):
 
 
 class Evict(Message):
-    """Order: save the request's KV to these pool blocks and drop the request. The KV of the first `num_saved` tokens is
-    there already."""
+    """Order: save the request's KV to these pool blocks and drop the request, which runs or has ended
+    (`DecodeReport.ended`). The KV of the first `num_saved` tokens is there already."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
@@ -594,6 +602,9 @@ class DecodeReport(Message):
     # how many of them were not copied because their KV was here.
     num_arriving: int = 0
     num_not_copied: int = 0
+    # Requests with a complete answer that still hold their blocks, so that the pool can have their KV. The instance
+    # waits for Evict or Abort.
+    ended: list[RequestKey] = []
 
     @classmethod
     def empty(cls) -> DecodeReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -33,11 +33,13 @@ def make_arrivals(random: Random, plan: Plan) -> Iterator[Arrive | Leave]:
     burst_len = random.choice([1, 1, 4, 12])
     mean_gap_s = burst_len / (plan.load * _requests_per_s(plan, usual))
     leaving = random.choice([0.0, 0.05, 0.3])
-    at_s, key = 0.0, 0
+    at_s, key, earlier = 0.0, 0, list[Arrive]()
     while at_s < plan.duration_s:
         for _ in range(burst_len):
             key += 1
-            yield _arrival(random, plan, RequestKey(key), at_s, usual)
+            arrive = _next_turn(earlier, _arrival(random, plan, RequestKey(key), at_s, usual))
+            earlier.append(arrive)
+            yield arrive
             if random.random() < leaving:
                 yield _departure(random, RequestKey(key), at_s)
         at_s += random.expovariate(1.0 / mean_gap_s)
@@ -83,6 +85,18 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
     salt = arrive.salt if arrive.salt == "a" else ""
     num_shared = max(arrive.num_shared, 2 * prompt_len // 3)
     return replace(arrive, family=arrive.family // 2, num_shared=num_shared, salt=salt)
+
+
+def _next_turn(earlier: Sequence[Arrive], arrive: Arrive) -> Arrive:
+    """Makes one request in four the next turn of the chat that began shortly before, if that is any."""
+    random = Random(f"chat of {arrive.key} at {arrive.at_s}")
+    last = earlier[-random.choice([1, 2, 5, 20]) :][:1]
+    if not last or random.random() < 0.75:
+        return arrive
+    turn = replace(last[0], earlier=None)
+    num_before = turn.prompt_len + min(turn.output_len, turn.max_tokens or turn.output_len)
+    prompt_len = min(num_before + random.randint(1, 40), MAX_MODEL_LEN - 1)
+    return replace(arrive, earlier=turn, prompt_len=prompt_len, salt=turn.salt, adapter=turn.adapter)
 
 
 def _pooling(key: RequestKey, at_s: float) -> str | None:

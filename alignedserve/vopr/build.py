@@ -13,7 +13,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing
 from alignedserve.sim.island import IslandConfig, SimIsland
-from alignedserve.sim.model import VOCABULARY, make_request
+from alignedserve.sim.model import VOCABULARY, make_request, num_output_tokens, sample
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.vopr.conditions import Conditions
 from alignedserve.vopr.history import Arrive
@@ -56,6 +56,7 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
         cache_salt=arrive.salt,
         pooling=arrive.pooling,
         adapter=arrive.adapter,
+        has_next_turn=arrive.tier == "rt",
     )
 
 
@@ -111,6 +112,12 @@ def _foresight(plan: Plan) -> Foresee:
 
 
 def _prompt(arrive: Arrive) -> list[int]:
+    if arrive.earlier is not None:
+        turn = make_request_of(arrive.earlier, 0.0)
+        shared = turn.prompt + [
+            sample(turn.seed, index) for index in range(num_output_tokens(turn, MAX_MODEL_LEN))
+        ]
+        return (shared + _family(arrive.family))[: arrive.prompt_len]
     shared = _family(arrive.family)[: arrive.num_shared]
     random = Random(f"prompt of {arrive.key}")
     return shared + [random.randrange(VOCABULARY) for _ in range(arrive.prompt_len - len(shared))]
