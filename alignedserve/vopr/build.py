@@ -56,7 +56,7 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
         cache_salt=arrive.salt,
         pooling=arrive.pooling,
         adapter=arrive.adapter,
-        has_next_turn=arrive.tier == "rt",
+        has_next_turn=arrive.window_s is None,
     )
 
 

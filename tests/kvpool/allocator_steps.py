@@ -49,7 +49,8 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
     steps = ("reserve", "reserve", "reserve", "commit", "commit", "commit", "spare", "release", "release")
     match dice.choice((*steps, "lapse", "forget") if dice.random() < 0.5 else steps):
         case "reserve":
-            allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key))
+            is_optional = num_tokens % 5 == 0
+            allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional)
         case "commit":
             allocator.commit(key, num_tokens)
         case "spare":

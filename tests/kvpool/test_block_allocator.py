@@ -330,6 +330,32 @@ def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None
     assert allocator.commit(B, 13) and shared(allocator, C, "aab")[1] == 0
 
 
+def test_what_is_optional_takes_content_and_leaves_others_their_spares() -> None:
+    allocator = allocator_of(12)
+    shared(allocator, A, "aab")
+    allocator.make_spare(A)
+    shared(allocator, B, "b..", 9)
+    allocator.release(B)
+    # 4 blocks of the spare, 2 of content, which is younger, and 6 free ones
+    assert allocator.reserve(C, 36, SOON, is_optional=True) is None
+    grant = allocator.reserve(C, 32, SOON, is_optional=True)
+    assert grant and not grant.dropped and allocator.num_kept_blocks == 0
+    allocator.check()
+    grant = allocator.reserve(C, 36, SOON)
+    assert grant and grant.dropped == [A]
+
+
+def test_what_is_optional_counts_the_content_that_it_goes_on_from_as_taken() -> None:
+    allocator = allocator_of(5)
+    shared(allocator, A, "aab")
+    allocator.release(A)
+    # 3 blocks of content and 2 free ones: it goes on after the 3
+    assert allocator.reserve(B, 24, SOON, hashes_of("aab", 3), is_optional=True) is None
+    grant = allocator.reserve(B, 20, SOON, hashes_of("aab", 3), is_optional=True)
+    assert grant and grant.num_found == 12
+    allocator.check()
+
+
 def test_a_restarted_pool_keeps_content_and_forgets_the_ends_of_prompts_first() -> None:
     table = OwnerTable.plain(6)
     allocator = BlockAllocator(table, 4, deadline_s=0)

@@ -206,7 +206,8 @@ class Generation:
             hurries="tbt_s" in self.service.slo_defaults,
             is_pressed=self.service.is_pressed,
             adapter=self.adapter,
-            has_next_turn=self.service.tier == "rt",
+            # Lines of jobs have a deadline.
+            has_next_turn=self.service.deadline_s is None,
         )
         self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
