@@ -1,0 +1,158 @@
+"""Simulates agents: each calls a tool after every turn, and its next prompt has all that was said before.
+
+    python -m benchmarks.agents [--agents 20] [--turns 30] [--pool-blocks N] [--kill] [--seed 1]
+
+All agents have the same instructions of 4,000 tokens. Every turn adds 380 tokens on average, and an answer of 150, so
+the last prompt has 20,000 tokens. A tool takes one to ten seconds. The island has two prefill and two decode instances
+with the measured times of Qwen3 30B-A3B on an H200. It is simulated with answers that are kept in the pool and without.
+With `--kill` one instance after the other is killed, one every five seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import InstanceLimits, Request
+from alignedserve.sim.gateway import Stream
+from alignedserve.sim.island import IslandConfig, SimIsland
+from alignedserve.sim.model import VOCABULARY, make_request
+from alignedserve.timing.cost_presets import load_cost_model
+from alignedserve.types import RequestKey
+
+COST = load_cost_model("qwen3-30b-a3b/h200")
+BLOCK_SIZE = 16
+NUM_COMMON, NUM_NEW, NUM_OUTPUT = 4000, 380, 150
+TOOL_S = (1.0, 10.0)
+# The agents start within this time.
+START_S = 10.0
+KILL_EVERY_S = 5.0
+LIMIT_S = 100_000.0
+
+
+@dataclass
+class Agent:
+    number: int
+    dice: Random
+    said: list[int]
+    num_turns: int = 0
+
+
+@dataclass
+class Agents:
+    """All agents of a run. Each says its next turn when the one before has ended and its tool has answered."""
+
+    island: SimIsland
+    num_turns: int
+    keeps_answers: bool
+    num_new: int = 0
+    ttfts_s: list[float] = field(default_factory=list)
+    _keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _of: dict[RequestKey, Agent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.island.gateways[0].listeners.append(self._ended)
+
+    def start(self, num_agents: int, seed: int) -> None:
+        common = [Random(f"instructions {seed}").randrange(VOCABULARY) for _ in range(NUM_COMMON)]
+        self.num_new += NUM_COMMON
+        for number in range(num_agents):
+            dice = Random(f"{seed} {number}")
+            agent = Agent(number, dice, [*common])
+            self.island.world.clock.at(dice.uniform(0.0, START_S), lambda agent=agent: self._say(agent))
+
+    def _say(self, agent: Agent) -> None:
+        num_new = agent.dice.randint(NUM_NEW // 2, NUM_NEW * 3 // 2)
+        agent.said += [agent.dice.randrange(VOCABULARY) for _ in range(num_new)]
+        self.num_new += num_new
+        request = self._request(agent)
+        self._of[request.key] = agent
+        self.island.gateways[0].submit(request)
+
+    def _request(self, agent: Agent) -> Request:
+        num_output = agent.dice.randint(NUM_OUTPUT // 2, NUM_OUTPUT * 3 // 2)
+        prompt, now = [*agent.said], self.island.world.clock.now
+        request = make_request(next(self._keys), len(prompt), num_output, now, prompt=prompt)
+        return replace(request, has_next_turn=self.keeps_answers)
+
+    def _ended(self, stream: Stream) -> None:
+        agent = self._of[stream.request.key]
+        agent.said += stream.tokens
+        agent.num_turns += 1
+        if agent.num_turns > 1:
+            self.ttfts_s.append(stream.times_s[0] - stream.request.arrival_s)
+        if agent.num_turns < self.num_turns:
+            self.island.world.clock.after(agent.dice.uniform(*TOOL_S), lambda: self._say(agent))
+
+    @property
+    def num_computed(self) -> int:
+        """Prompt tokens that were computed. An answer's last token is computed with the next prompt."""
+        computed: Counter[RequestKey] = self.island.world.computed
+        streams = self.island.gateways[0].streams
+        return sum(count - (len(streams[key].tokens) - 1) for key, count in computed.items())
+
+
+def run(args: argparse.Namespace, keeps_answers: bool) -> Agents:
+    limits = InstanceLimits(COST.num_kv_tokens // BLOCK_SIZE, BLOCK_SIZE, 256, 8192, 32768)
+    config = IslandConfig(
+        COST,
+        limits,
+        limits,
+        num_prefill=2,
+        num_decode=2,
+        pool_blocks=args.pool_blocks,
+        enable_prefix_caching=True,
+    )
+    island = SimIsland(config)
+    agents = Agents(island, args.turns, keeps_answers)
+    island.start()
+    agents.start(args.agents, args.seed)
+    if args.kill:
+        _kill_one_after_the_other(island)
+    if not island.run_until_done(args.agents * args.turns, LIMIT_S):
+        raise RuntimeError(f"{island.num_open} turns are still open")
+    island.settle()
+    island.check_idle()
+    return agents
+
+
+def _kill_one_after_the_other(island: SimIsland) -> None:
+    victims = [*island.prefills, *island.decodes]
+
+    def kill(number: int) -> None:
+        victim = victims[number % len(victims)]
+        victim.kill()
+        island.world.clock.after(1.0, victim.start)
+        if number < 4 * len(victims):
+            island.world.clock.after(KILL_EVERY_S, lambda: kill(number + 1))
+
+    island.world.clock.after(2 * KILL_EVERY_S, lambda: kill(0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--agents", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--pool-blocks", type=int, default=40_000)
+    parser.add_argument("--kill", action="store_true", help="kill instances meanwhile")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    for name, keeps_answers in (("answers are not kept", False), ("answers are kept", True)):
+        agents = run(args, keeps_answers)
+        ttft_s = sorted(agents.ttfts_s)
+        print(
+            f"{name:20} prompt tokens computed: {agents.num_computed:9,} of {agents.num_new:9,} new ones "
+            f"({agents.num_computed / agents.num_new:.3f}); TTFT from the second turn on: "
+            f"p50 {1e3 * statistics.median(ttft_s):.1f} ms, p99 {1e3 * ttft_s[int(0.99 * len(ttft_s))]:.1f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()

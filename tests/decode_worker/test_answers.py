@@ -1,0 +1,158 @@
+"""A complete answer at a decode instance: it holds its blocks until they are saved or it is told to forget them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import Commit, DecodeReport, Evict, Release, Reserve, Reserved
+from alignedserve.types import RequestKey
+from tests.engine.helpers import greedy_params
+from tests.island import Entry, Island
+from tests.tiny_models import prompts
+from tests.worker_parts import engine_of, pool_mover_of
+
+Directory = Callable[[str], Path]
+FAMILY, BLOCK = "llama-gqa-tied", 16
+NUM_TOKENS = 40
+PROMPT = prompts()[2]
+
+
+class Keeping(Island):
+    """Orders an answer that has ended to be saved, as far as its full blocks go."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, enable_prefix_caching=True, **options)
+        self.held: list[RequestKey] = []
+        self.saves = True
+
+    def say(self, prompt: list[int] = PROMPT, num_tokens: int = NUM_TOKENS) -> Entry:
+        entry = self.submit(prompt, greedy_params(num_tokens))
+        entry.request = replace(entry.request, has_next_turn=True)
+        return entry
+
+    def save(self, entry: Entry, num_saved: int = 0) -> None:
+        size = (entry.num_tokens - 1) // BLOCK * BLOCK
+        (reserved,) = self.pool.on(Reserve(entry.key, size), now=0.0)
+        assert isinstance(reserved, Reserved) and reserved.blocks
+        self.to_decode(Evict(entry.key, reserved.blocks[: size // BLOCK], num_saved))
+
+    def _decode_report(self, report: DecodeReport) -> None:
+        self.held += report.ended
+        super()._decode_report(report)
+
+    def _recall(self, entry: Entry) -> None:
+        if entry.key in self.held and self.saves:
+            entry.place = "saving"
+            self.save(entry)
+        else:
+            super()._recall(entry)
+
+    def _saved(self, entry: Entry, num_tokens: int) -> None:
+        if entry.place != "saving":
+            super()._saved(entry, num_tokens)
+            return
+        entry.num_cached, entry.place = num_tokens, "over"
+        self.pool.on(Commit(entry.key, num_tokens, due_s=0.0), now=0.0)
+        self.pool.on(Release([entry.key]), now=0.0)
+
+    def _left(self, entry: Entry) -> None:
+        if entry.place == "saving":
+            entry.place = "leaving"
+        super()._left(entry)
+
+
+@pytest.fixture
+def island(tiny_model: Directory) -> Iterator[Keeping]:
+    yield Keeping(tiny_model(FAMILY))
+
+
+def turn_until(island: Island, is_done: Callable[[], object]) -> None:
+    while not is_done():
+        island.turn()
+
+
+def test_its_full_blocks_are_saved_and_then_it_is_gone(island: Keeping, tiny_model: Directory) -> None:
+    entry = island.say()
+    island.finish()
+    assert island.held == [entry.key]
+    assert entry.num_cached == (len(PROMPT) + NUM_TOKENS - 1) // BLOCK * BLOCK
+    assert entry.output == Island(tiny_model(FAMILY)).run([PROMPT], [greedy_params(NUM_TOKENS)])[0]
+
+
+def test_its_blocks_are_held_until_an_order_comes(island: Keeping) -> None:
+    entry = island.say()
+    island._recall = lambda entry: None  # type: ignore[method-assign]
+    turn_until(island, lambda: island.held)
+    engine = engine_of(island.decode)
+    num_held = engine.num_blocks - engine.num_free_blocks
+    assert num_held == -(-(len(PROMPT) + NUM_TOKENS - 1) // BLOCK)
+    island.decode.check()
+    Island._recall(island, entry)
+    island.finish()
+    assert not any(report.evicted for report in island.reports)
+
+
+@pytest.mark.parametrize(("has_next_turn", "num_tokens"), [(False, NUM_TOKENS), (True, 2)])
+def test_what_has_no_next_turn_or_fills_no_block_is_gone_at_once(
+    island: Keeping, has_next_turn: bool, num_tokens: int
+) -> None:
+    prompt = PROMPT[: len(PROMPT) // BLOCK * BLOCK + 3] if len(PROMPT) > BLOCK else PROMPT
+    entry = island.say(prompt, num_tokens)
+    entry.request = replace(entry.request, has_next_turn=has_next_turn)
+    island.finish()
+    assert not island.held
+
+
+def test_a_copy_that_fails_leaves_nothing(island: Keeping) -> None:
+    entry = island.say()
+    turn_until(island, lambda: entry.place == "running")
+    mover = pool_mover_of(island.decode)
+    clock, mover._clock = mover._clock, lambda: math.inf
+    turn_until(island, lambda: entry.place == "over")
+    mover._clock = clock
+    island.finish()
+    assert island.held and not island.failures and not any(report.evicted for report in island.reports)
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_a_new_pool_lets_it_go(island: Keeping, is_saving: bool) -> None:
+    entry = island.say()
+    island._recall = lambda entry: None  # type: ignore[method-assign]
+    turn_until(island, lambda: island.held)
+    if is_saving:
+        island.save(entry)
+    entry.place = "saving"
+    island.memory = np.zeros_like(island.memory)
+    for worker in island.workers:
+        worker.use_pool(island.memory)
+    island.finish()
+    assert engine_of(island.decode).num_free_blocks == engine_of(island.decode).num_blocks
+
+
+def test_an_abort_while_it_is_saved_ends_it_after_the_copy(island: Keeping) -> None:
+    entry = island.say()
+    island._recall = lambda entry: None  # type: ignore[method-assign]
+    turn_until(island, lambda: island.held)
+    island.save(entry)
+    Island._recall(island, entry)
+    island.finish()
+    assert not any(report.evicted for report in island.reports)
+
+
+def test_a_dead_router_leaves_nothing(island: Keeping) -> None:
+    entry = island.say()
+    island._recall = lambda entry: None  # type: ignore[method-assign]
+    turn_until(island, lambda: island.held)
+    for worker in island.workers:
+        worker.drop_all()
+        engine_of(worker).check_idle()
+    entry.place = "over"
+    island.pool.on(Release([entry.key]), now=0.0)
+    island.finish()
