@@ -57,12 +57,14 @@ def make_chat_model(directory: Path) -> None:
 
 
 @contextmanager
-def ours(model: Path, *options: str) -> Iterator[str]:
+def ours(model: Path, *options: str, checkout: Path | None = None) -> Iterator[str]:
+    """`checkout`: another checkout of this project."""
     port = free_port(HOST)
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--served-model-name", NAME]
         command += ["--host", HOST, "--port", str(port), "--state-dir", state, "--device", "cpu"]
-        with running([*command, *LIMITS, *options], Path(state) / "log", "ready after", START_S):
+        environment = {"PYTHONPATH": str(checkout)} if checkout else {}
+        with running([*command, *LIMITS, *options], Path(state) / "log", "ready after", START_S, environment):
             yield f"http://{HOST}:{port}/v1"
 
 

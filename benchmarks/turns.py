@@ -1,0 +1,171 @@
+"""Measures chats of many turns behind a system prompt, on separate prefill and decode instances.
+
+    python -m benchmarks.turns [--turns 10] [--answer 100] [--pause 0.5] [--instances 2+2] [--rounds 1]
+        [--kill] [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
+
+It reports the time to the first token from the second turn on, and the tokens of earlier turns that were computed
+again. Servers run in turn. The model is that of `prefix_caching.py`. Prompts and answers are tokens, because no
+tokenizer makes the same tokens of what random weights say. With `--kill`, all prefill and decode instances
+are killed when half of the turns are over. `--before` also runs another checkout of this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+
+import httpx2
+import openai
+
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm
+from benchmarks.progress import progress, say
+
+NUM_CHATS, AT_ONCE = 8, 2
+# Tokens of the system prompt and of each question.
+SYSTEM, QUESTION = 400, 60
+# Ordinary tokens of the demo model's vocabulary.
+TOKENS = range(100, 380)
+
+
+@dataclass
+class Seen:
+    # From the second turn on.
+    ttfts_s: list[float] = field(default_factory=list)
+    # Per turn, the tokens of earlier turns that were computed again. An answer's last token always is.
+    again: list[int] = field(default_factory=list)
+
+
+async def chats(url: str, seed: int, args: argparse.Namespace, kills: bool) -> Seen:
+    dice, seen, turn = random.Random(seed), Seen(), asyncio.Semaphore(AT_ONCE)
+    system = dice.choices(TOKENS, k=SYSTEM)
+    asked = [[dice.choices(TOKENS, k=QUESTION) for _ in range(args.turns)] for _ in range(NUM_CHATS)]
+    num_over = 0
+    async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+
+        async def chat(questions: list[list[int]]) -> None:
+            nonlocal num_over
+            said = [*system]
+            async with turn:
+                for number, question in enumerate(questions):
+                    await asyncio.sleep(args.pause if number else 0.0)
+                    num_before = len(said)
+                    said += question
+                    ttft_s, answer, num_cached = await ask(client, said, args.answer)
+                    said += answer
+                    if number:
+                        seen.ttfts_s.append(ttft_s)
+                        seen.again.append(num_before - num_cached)
+                    num_over += 1
+                    if kills and num_over == NUM_CHATS * args.turns // 2:
+                        await asyncio.to_thread(kill_instances, url)
+
+        await asyncio.gather(*(chat(questions) for questions in asked))
+    return seen
+
+
+async def ask(client: openai.AsyncOpenAI, prompt: list[int], num_tokens: int) -> tuple[float, list[int], int]:
+    """Returns the seconds to the first token, the answer, and the number of cached tokens."""
+    begun_s, first_s, answer, usage = time.perf_counter(), 0.0, list[int](), None
+    stream = await client.completions.create(
+        model=NAME,
+        prompt=prompt,
+        temperature=0,
+        max_tokens=num_tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        if chunk.choices and (tokens := (chunk.choices[0].model_extra or {}).get("token_ids")):
+            first_s = first_s or time.perf_counter()
+            answer += tokens
+    details = usage.prompt_tokens_details if usage else None
+    return first_s - begun_s, answer, (details.cached_tokens or 0) if details else 0
+
+
+def kill_instances(url: str) -> None:
+    cluster = httpx2.get(url.removesuffix("/v1") + "/v1/cluster").json()
+    for process in cluster["processes"]:
+        if process["role"] in ("prefill", "decode", "colocated") and process["state"] == "up":
+            os.kill(process["pid"], signal.SIGKILL)
+
+
+def servers_of(model: Path, args: argparse.Namespace) -> Iterator[tuple[str, AbstractContextManager[str]]]:
+    num_prefill, num_decode = args.instances.split("+")
+    options = ("--prefill-instances", num_prefill, "--decode-instances", num_decode)
+    yield "ours", ours(model, *options)
+    if args.before:
+        yield "before", ours(model, *options, checkout=args.before)
+    if args.vllm_python:
+        yield "vLLM", vllm(args.vllm_python, model, "--enable-prompt-tokens-details")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--answer", type=int, default=100, help="tokens of each answer")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between an answer and the next turn")
+    parser.add_argument("--instances", default="2+2", help="prefill and decode instances")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--vllm-python")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
+    args = parser.parse_args()
+    found: dict[str, list[Seen]] = {}
+    with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
+        model = Path(directory, "model")
+        make_chat_model(model)
+        for number in range(args.rounds):
+            for name, server in servers_of(model, args):
+                bar.set_description(f"{name}, round {number}")
+                with server as url:
+                    # Other words than in the measurement.
+                    asyncio.run(chats(url, 1000 + number, args, kills=False))
+                    kills = args.kill and name != "vLLM"
+                    seen = asyncio.run(chats(url, number, args, kills))
+                found.setdefault(name, []).append(seen)
+                bar.update()
+                say(line_of(f"{name}, round {number}", [seen]))
+    for name, rounds in found.items():
+        print(line_of(name, rounds))
+    if args.out:
+        command = " ".join(["python -m benchmarks.turns", *sys.argv[1:]])
+        for value, placeholder in ((args.vllm_python, "VENV/bin/python"), (args.before, "CHECKOUT")):
+            command = command.replace(str(value), placeholder) if value else command
+        result = {
+            "date": str(date.today()),
+            "command": command,
+            "cpu": cpu_name(),
+            "num_cores": os.cpu_count(),
+        }
+        args.out.write_text(json.dumps(result | {"seen": {k: [*map(asdict, v)] for k, v in found.items()}}))
+
+
+def line_of(name: str, rounds: list[Seen]) -> str:
+    ttfts_s = sorted(each for seen in rounds for each in seen.ttfts_s)
+    again = [each for seen in rounds for each in seen.again]
+    return (
+        f"{name:16} TTFT from the second turn on: p50 {1e3 * statistics.median(ttfts_s):.1f} ms, "
+        f"p99 {1e3 * ttfts_s[int(0.99 * len(ttfts_s))]:.1f} ms; computed again: "
+        f"{statistics.fmean(again):.1f} tokens a turn, at most {max(again)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
