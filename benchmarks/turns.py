@@ -119,7 +119,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--answer", type=int, default=100, help="tokens of each answer")
-    parser.add_argument("--pause", type=float, default=0.5, help="seconds between an answer and the next turn")
+    parser.add_argument(
+        "--pause", type=float, default=0.5, help="seconds between an answer and the next turn"
+    )
     parser.add_argument("--instances", default="2+2", help="prefill and decode instances")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kill", action="store_true")
