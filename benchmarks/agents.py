@@ -16,6 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from msgspec.structs import replace
@@ -66,7 +67,7 @@ class Agents:
         for number in range(num_agents):
             dice = Random(f"{seed} {number}")
             agent = Agent(number, dice, [*common])
-            self.island.world.clock.at(dice.uniform(0.0, START_S), lambda agent=agent: self._say(agent))
+            self.island.world.clock.at(dice.uniform(0.0, START_S), partial(self._say, agent))
 
     def _say(self, agent: Agent) -> None:
         num_new = agent.dice.randint(NUM_NEW // 2, NUM_NEW * 3 // 2)
@@ -89,7 +90,7 @@ class Agents:
         if agent.num_turns > 1:
             self.ttfts_s.append(stream.times_s[0] - stream.request.arrival_s)
         if agent.num_turns < self.num_turns:
-            self.island.world.clock.after(agent.dice.uniform(*TOOL_S), lambda: self._say(agent))
+            self.island.world.clock.after(agent.dice.uniform(*TOOL_S), partial(self._say, agent))
 
     @property
     def num_computed(self) -> int:

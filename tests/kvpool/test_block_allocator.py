@@ -346,10 +346,12 @@ def test_what_is_optional_takes_content_and_leaves_others_their_spares() -> None
 
 
 def test_what_is_optional_counts_the_content_that_it_goes_on_from_as_taken() -> None:
-    allocator = allocator_of(5)
+    allocator = allocator_of(7)
     shared(allocator, A, "aab")
     allocator.release(A)
-    # 3 blocks of content and 2 free ones: it goes on after the 3
+    pooled(allocator, C, 8)
+    allocator.make_spare(C)
+    # 3 blocks of content, which it goes on from, 2 of a spare and 2 free ones
     assert allocator.reserve(B, 24, SOON, hashes_of("aab", 3), is_optional=True) is None
     grant = allocator.reserve(B, 20, SOON, hashes_of("aab", 3), is_optional=True)
     assert grant and grant.num_found == 12
