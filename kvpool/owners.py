@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.types import PoolBlockId, RequestKey
+
+if TYPE_CHECKING:
+    from alignedserve.kvpool.block_tree import Run
 
 # A row's word has the last block above the number of blocks.
 _COUNT_BITS = 32
@@ -52,8 +55,8 @@ class Allocation:
     state: AllocationState
     # Its row in the owner table.
     row: int
-    # The blocks, as an array.
-    numbers: NDArray[np.int64]
+    # The last run of its blocks.
+    tail: Run | None = None
     # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
     # The hashes of its first blocks, as far as they may become known. The first `num_published` need nothing more.
@@ -103,6 +106,11 @@ class OwnerTable:
     @property
     def num_known(self) -> int:
         return int(np.count_nonzero(self._is_known))
+
+    @property
+    def parents(self) -> NDArray[np.int64]:
+        """The parent of each block; -1: none. It says nothing about blocks that are free."""
+        return np.asarray(self._parent) - 1
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +200,6 @@ class OwnerTable:
                 abs(int(self._num_tokens[row])),
                 AllocationState(int(self._state[row])),
                 row,
-                blocks[end - count : end],
                 is_new=int(self._num_tokens[row]) <= 0,
             )
             for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True)

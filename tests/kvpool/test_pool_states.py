@@ -73,7 +73,7 @@ class PoolStates(RuleBasedStateMachine):
 
     @property
     def known(self) -> dict[bytes, int]:
-        return {block_hash: int(block) for block, block_hash in self.pool._allocator._hash_of.items()}
+        return {block_hash: int(block) for block, block_hash in self.pool._allocator.known.items()}
 
     def found(self, key: RequestKey, num_tokens: int) -> list[int]:
         known, hashes = self.known, prompt_hashes(key)[: (num_tokens - 1) // BLOCK_SIZE]
