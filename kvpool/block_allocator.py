@@ -15,18 +15,16 @@ together those at the ends of prompts go first.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
-import numpy as np
-
-from alignedserve.kvpool.block_tree import BlockTree, Run, blocks_of
+from alignedserve.kvpool.block_tree import BlockTree
 from alignedserve.kvpool.owners import Allocation, AllocationState, OwnerTable
+from alignedserve.kvpool.runs import Run
 from alignedserve.types import PoolBlockId, RequestKey
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     # All blocks that the request now has.
     blocks: list[PoolBlockId]
     # Requests that lost their spares for it.
@@ -53,10 +51,10 @@ class BlockAllocator:
         self._now = 0
         found = table.recover()
         self._tree = BlockTree(table, found)
-        for allocation in found.allocations:
+        for allocation, _ in found.allocations:
             allocation.deadline_s = deadline_s
             self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
-        rows = {allocation.row for allocation in found.allocations}
+        rows = {allocation.row for allocation, _ in found.allocations}
         self._free_rows = [row for row in reversed(range(table.size)) if row not in rows]
 
     @property
@@ -107,26 +105,26 @@ class BlockAllocator:
         are known by them, but never the last token's."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
-        allocation, tail, num_found = self._allocations.get(key), None, 0
-        if allocation is None:
-            tail, num_found = self._tree.find(hashes[: (num_tokens - 1) // self._block_size])
+        allocation, num_found = self._allocations.get(key), 0
+        if allocation:
+            tail, num_listed = allocation.tail, allocation.num_blocks
         else:
-            tail = allocation.tail
-        num_listed = len(allocation.blocks) if allocation else num_found
+            tail, num_found = self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
+            num_listed = num_found
         num_missing = self.blocks_for(num_tokens) - num_listed
         if not self._has_room(tail, num_listed, num_missing, needs_row=allocation is None):
             return None
         if allocation is None:
             tail = self._tree.take(tail, num_found)
             dropped = self._make_room(num_missing, needs_row=True)
-            allocation = self._begin(key, tail, hashes)
+            allocation = self._begin(key, tail, num_found, hashes)
         else:
             self._enter(allocation, AllocationState.RESERVED)
             dropped = self._make_room(num_missing, needs_row=False)
         allocation.deadline_s = deadline_s
         if num_missing > 0:
             self._grow(allocation, num_missing)
-        return Grant(list(allocation.blocks), dropped, allocation.num_tokens, num_found * self._block_size)
+        return Grant(allocation.blocks, dropped, allocation.num_tokens, num_found * self._block_size)
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
         """Makes this copy authoritative: its blocks have the KV of the first `num_tokens` tokens. Returns False and
@@ -134,7 +132,7 @@ class BlockAllocator:
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
-        if allocation is None or len(allocation.blocks) < self.blocks_for(num_tokens):
+        if allocation is None or allocation.num_blocks < self.blocks_for(num_tokens):
             return False
         allocation.num_tokens, allocation.is_new = num_tokens, False
         self._enter(allocation, AllocationState.HELD)
@@ -222,9 +220,9 @@ class BlockAllocator:
         """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
         spares, num_passed, dropped = self._in_state[AllocationState.SPARE], 0, list[Allocation]()
         while (num_short := num_missing - self.num_free_blocks) > 0:
-            kept, spare = self._tree.oldest_kept, next(islice(spares.values(), num_passed, None), None)
-            if kept is not None and (spare is None or kept <= spare.since):
-                self._tree.drop_kept(num_short)
+            spare, kept = next(islice(spares.values(), num_passed, None), None), self._tree.oldest_kept
+            if kept and (spare is None or kept.last_used <= spare.since):
+                self._tree.drop_kept(num_short, spare.since if spare else self._now)
                 continue
             if spare is None:
                 raise RuntimeError(
@@ -243,11 +241,12 @@ class BlockAllocator:
 
     # ---- each of these leaves allocator and table in step ----
 
-    def _begin(self, key: RequestKey, tail: Run | None, hashes: Sequence[bytes]) -> Allocation:
-        blocks, row = blocks_of(tail), self._free_rows.pop()
-        num_tokens = len(blocks) * self._block_size
-        allocation = Allocation(key, blocks, num_tokens, AllocationState.RESERVED, row, tail)
-        allocation.hashes, allocation.num_published, allocation.is_new = hashes, len(blocks), True
+    def _begin(
+        self, key: RequestKey, tail: Run | None, num_found: int, hashes: Sequence[bytes]
+    ) -> Allocation:
+        num_tokens, row = num_found * self._block_size, self._free_rows.pop()
+        allocation = Allocation(key, num_tokens, AllocationState.RESERVED, row, tail)
+        allocation.hashes, allocation.num_published, allocation.is_new = hashes, num_found, True
         self._table.begin(row, key, num_tokens, allocation.state, is_new=True)
         self._allocations[key] = self._in_state[allocation.state][key] = allocation
         return allocation
@@ -262,15 +261,16 @@ class BlockAllocator:
             self._tree.change(allocation.tail, allocation.is_spare)
 
     def _grow(self, allocation: Allocation, count: int) -> None:
-        allocation.tail, added = self._tree.extend(allocation.tail, count)
-        self._table.extend(allocation.row, allocation.blocks, np.array(added, np.int64))
-        allocation.blocks += added
+        tail, free = allocation.tail, self._tree.free
+        added = free[-count:][::-1]
+        del free[-count:]
+        self._table.extend(allocation.row, allocation.num_blocks, tail.blocks[-1] if tail else None, added)
+        allocation.tail = self._tree.extend(tail, added)
 
     def _shrink(self, allocation: Allocation, num_kept: int, last_used: int) -> None:
-        self._table.shrink(allocation.row, allocation.blocks, num_kept)
-        if allocation.tail:
-            allocation.tail = self._tree.leave(allocation.tail, num_kept, allocation.is_spare, last_used)
-        del allocation.blocks[num_kept:]
+        tail = self._tree.leave(allocation.tail, num_kept, allocation.is_spare, last_used)
+        self._table.shrink(allocation.row, num_kept, tail.blocks[-1] if tail else None)
+        allocation.tail = tail
 
     def _remove(self, allocation: Allocation, last_used: int) -> None:
         self._shrink(allocation, 0, last_used)
@@ -284,7 +284,7 @@ class BlockAllocator:
         if not num_kept:
             self._remove(allocation, self._now)
             return
-        if num_kept < len(allocation.blocks):
+        if num_kept < allocation.num_blocks:
             self._shrink(allocation, num_kept, self._now)
         # No instance fills its blocks any more.
         allocation.is_new = False
