@@ -129,7 +129,7 @@ class BlockTree:
             self._unlist(run, is_spare)
             run.last_used = max(run.last_used, last_used)
             if not run.is_listed:
-                self._free_unknown(run)
+                self.free += self._cut(run)
                 if run.blocks:
                     self._keep(run)
             run = run.parent
@@ -212,7 +212,7 @@ class BlockTree:
             del self._known[run.hashes[0]]
             run.hashes = []
             if not run.is_listed:
-                self._free_unknown(run)
+                self.free += self._cut(run)
 
     @property
     def known(self) -> dict[PoolBlockId, bytes]:
@@ -236,25 +236,25 @@ class BlockTree:
 
     def drop_kept(self, at_most: int, until: int) -> None:
         """Frees the kept blocks that go first, as far as they were last used at `until` or before."""
-        free, dropped = self.free, list[PoolBlockId]()
+        dropped = list[PoolBlockId]()
         while len(dropped) < at_most and (run := self.oldest_kept) and run.last_used <= until:
             num_left = max(len(run.blocks) - at_most + len(dropped), 0)
             if not num_left:
                 del self._known[run.hashes[0]]
             del run.hashes[num_left:]
-            begin = len(free)
-            self._free_unknown(run)
-            dropped += free[begin:]
+            dropped += self._cut(run)
         self._table.forget(dropped)
+        self.free += dropped
 
-    def _free_unknown(self, run: Run) -> None:
-        """Frees the blocks that are not known of a run that no request lists."""
-        freed = run.blocks[len(run.hashes) :]
-        del run.blocks[len(run.hashes) :]
-        self.free += freed[::-1]
-        self.num_kept -= len(freed)
-        if not run.blocks and run.parent:
+    def _cut(self, run: Run) -> list[PoolBlockId]:
+        """Takes the blocks that are not known from a run that no request lists. Returns them, the last one first."""
+        num_known = len(run.hashes)
+        taken = run.blocks[: num_known - 1 if num_known else None : -1]
+        del run.blocks[num_known:]
+        self.num_kept -= len(taken)
+        if not num_known and run.parent:
             run.parent.num_next -= 1
+        return taken
 
     def _keep(self, run: Run) -> None:
         self._num_entries += 1

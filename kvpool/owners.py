@@ -243,7 +243,8 @@ class _Tree:
         for _ in range(self._num_rounds):
             is_whole &= is_whole[above]
             above = above[above]
-        return (is_whole & (above == self._root))[:-1]
+        is_whole &= above == self._root
+        return is_whole[:-1]
 
     def is_below(self, is_above: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns for each block whether it is known, and it or an ancestor is marked."""
