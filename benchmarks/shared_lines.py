@@ -1,6 +1,6 @@
 """Simulates a job of lines with common instructions, with a decode instance that shares their KV and one that does not.
 
-    python -m benchmarks.shared_lines [--lines 200] [--blocks 3000] [--link host]
+    python -m benchmarks.shared_lines [--lines 200] [--blocks 3000] [--pool-blocks 2000] [--link host]
 
 Each line has 1,024 common tokens, 64 of its own, and 128 of output. The island has a prefill and a decode instance with
 the measured times of OPT-13B on an A100. The prefill instance shares prompts in both cases.
@@ -55,13 +55,15 @@ class Seen:
         self.num_evicted += len(report.evicted)
 
 
-def run(kind: type[SimIsland], num_lines: int, num_blocks: int, link: str) -> tuple[Seen, float]:
+def run(
+    kind: type[SimIsland], num_lines: int, num_blocks: int, pool_blocks: int, link: str
+) -> tuple[Seen, float]:
     limits = InstanceLimits(num_blocks, BLOCK_SIZE, 256, 2048, 4096)
     config = IslandConfig(
         COST,
         limits,
         limits,
-        pool_blocks=num_lines * (NUM_COMMON + NUM_OWN + NUM_OUTPUT) // BLOCK_SIZE * 2,
+        pool_blocks=pool_blocks or num_lines * (NUM_COMMON + NUM_OWN + NUM_OUTPUT) // BLOCK_SIZE * 2,
         router=RouterConfig(link=link),
         enable_prefix_caching=True,
     )
@@ -94,13 +96,14 @@ def main() -> None:
     parser.add_argument(
         "--blocks", type=int, default=COST.num_kv_tokens // BLOCK_SIZE, help="KV blocks per instance"
     )
+    parser.add_argument("--pool-blocks", type=int, default=0, help="0: twice what the lines need")
     parser.add_argument("--link", choices=("host", "ipc"), default="host")
     args = parser.parse_args()
     print(
         f"{args.lines} lines of {NUM_COMMON} common tokens and {NUM_OWN} of their own, {args.blocks} blocks"
     )
     for name, kind in (("own copies", Unshared), ("shared", SimIsland)):
-        seen, seconds = run(kind, args.lines, args.blocks, args.link)
+        seen, seconds = run(kind, args.lines, args.blocks, args.pool_blocks, args.link)
         print(
             f"{name:12} blocks in use: mean {fmean(seen.in_use):6.0f}, most {max(seen.in_use):5}; "
             f"running: mean {fmean(seen.running):5.1f}, most {max(seen.running):3}; "

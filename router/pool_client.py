@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
@@ -34,15 +33,10 @@ class PoolClient:
 
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
-        pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
-        shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
-        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
+        pool = self._router.cluster.pool
+        if pool is None or state.blocks or not (state.may_share and self._router.cluster.shares_pool_blocks):
             return []
-        limits = pool.hello.limits
-        # With a window, saved columns may lack the blocks of sliding groups.
-        if limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")):
-            return []
-        return state.block_hashes(limits.block_size)
+        return state.block_hashes(pool.hello.limits.block_size)
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
