@@ -32,6 +32,14 @@ EVICT_SLACK_BLOCKS = 2
 _WEIGHT = 0.05
 
 
+# The set of best effort: see `PrefixCounts`.
+_BE = 1
+
+
+def _sets(is_rt: bool) -> tuple[int, ...]:
+    return (0,) if is_rt else (0, _BE)
+
+
 class Need(NamedTuple):
     # Pool blocks that the request needs if it is evicted: all, and those that it can have in common with no other.
     num_blocks: int
@@ -48,7 +56,7 @@ class PoolDemand:
         # The mean length of finished answers, in tokens, for real time (True) and best effort (False).
         self._mean_output: dict[bool, float] = {}
         # Pool blocks of the requests' prompts that they may have in common.
-        self._prefixes = PrefixCounts()
+        self._prefixes = PrefixCounts(num_sets=2)
         # The sums of the others, of all requests and of best effort; and the sum of all blocks of each request.
         self._num_own = 0
         self._num_be_own = 0
@@ -62,12 +70,12 @@ class PoolDemand:
     @property
     def num_blocks(self) -> int:
         """The pool blocks that all requests will need."""
-        return self._num_own + self._prefixes.num_blocks
+        return self._num_own + self._prefixes.num_blocks[0]
 
     @property
     def num_be_blocks(self) -> int:
         """The pool blocks that best effort will need."""
-        return self._num_be_own + self._prefixes.num_be_blocks
+        return self._num_be_own + self._prefixes.num_blocks[_BE]
 
     def add(self, state: RequestState) -> None:
         """Counts a request that has started, or has exceeded its expected length. Safe to repeat."""
@@ -76,8 +84,10 @@ class PoolDemand:
         self.discard(state)
         num_output = self.expected_output(state)
         num_blocks, hashes = self.blocks_for(state, num_output), self._shared_hashes(state)
-        run = self._prefixes.add(hashes, state.is_rt)
-        self._needs[state.key] = need = Need(num_blocks, num_blocks - len(hashes), state.is_rt, run)
+        need = Need(
+            num_blocks, num_blocks - len(hashes), state.is_rt, self._prefixes.add(hashes, _sets(state.is_rt))
+        )
+        self._needs[state.key] = need
         state.demanded_output = num_output
         self._count(need, 1)
 
@@ -85,7 +95,7 @@ class PoolDemand:
         """Safe to repeat."""
         if need := self._needs.pop(state.key, None):
             state.demanded_output = sys.maxsize
-            self._prefixes.discard(need.run, need.is_rt)
+            self._prefixes.discard(need.run, _sets(need.is_rt))
             self._count(need, -1)
 
     def learn_output_len(self, state: RequestState) -> None:
@@ -101,7 +111,7 @@ class PoolDemand:
         needed, hashes = self.blocks_for(state, self.expected_output(state)), self._shared_hashes(state)
         pooled = pool.hello.limits.num_blocks
         size = pooled + self._num_blocks_at_decodes(needed)
-        num_be = self.num_be_blocks + needed - self._prefixes.num_found(hashes, only_be=True)
+        num_be = self.num_be_blocks + needed - self._prefixes.num_found(hashes, _BE)
         num_all = self.num_blocks + needed - self._prefixes.num_found(hashes)
         # At separate decode instances the pool alone has room for all best effort, should real time evict it.
         fits_evicted = self._cluster.is_colocated or num_be <= share * pooled
