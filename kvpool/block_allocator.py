@@ -94,6 +94,11 @@ class BlockAllocator:
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._allocations
 
+    def tail_of(self, key: RequestKey) -> Run | None:
+        """Returns the last run of the request's blocks. None: it has none."""
+        allocation = self._allocations.get(key)
+        return allocation.tail if allocation else None
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
