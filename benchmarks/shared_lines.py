@@ -2,8 +2,8 @@
 
     python -m benchmarks.shared_lines [--lines 200] [--common 1024] [--blocks 3000] [--pool-blocks 2000] [--link host]
 
-Each line has `--common` tokens in common with all others, 64 of its own, and 128 of output. The island has a prefill and
-a decode instance with the measured times of OPT-13B on an A100. The prefill instance shares prompts in both cases.
+Each line has `--common` tokens in common with all others, 64 of its own, and 128 of output. The island has a prefill
+and a decode instance with the measured times of OPT-13B on an A100. The prefill instance shares prompts in both cases.
 """
 
 from __future__ import annotations
