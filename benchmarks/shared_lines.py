@@ -1,9 +1,9 @@
 """Simulates a job of lines with common instructions, with a decode instance that shares their KV and one that does not.
 
-    python -m benchmarks.shared_lines [--lines 200] [--blocks 3000] [--link host]
+    python -m benchmarks.shared_lines [--lines 200] [--common 1024] [--blocks 3000] [--pool-blocks 2000] [--link host]
 
-Each line has 1,024 common tokens, 64 of its own, and 128 of output. The island has a prefill and a decode instance with
-the measured times of OPT-13B on an A100. The prefill instance shares prompts in both cases.
+Each line has `--common` tokens in common with all others, 64 of its own, and 128 of output. The island has a prefill
+and a decode instance with the measured times of OPT-13B on an A100. The prefill instance shares prompts in both cases.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from alignedserve.types import InstanceId
 
 COST = load_cost_model("opt-13b/a100-80gb")
 BLOCK_SIZE = 16
-NUM_IDS, NUM_OWN, NUM_OUTPUT = 2, 64, 128
-NUM_COMMON = NUM_IDS * TOKENS_PER_ID
+NUM_OWN, NUM_OUTPUT = 64, 128
 LIMIT_S = 100_000.0
 
 
@@ -55,19 +54,20 @@ class Seen:
         self.num_evicted += len(report.evicted)
 
 
-def run(kind: type[SimIsland], num_lines: int, num_blocks: int, link: str) -> tuple[Seen, float]:
-    limits = InstanceLimits(num_blocks, BLOCK_SIZE, 256, 2048, 4096)
+def run(kind: type[SimIsland], args: argparse.Namespace) -> tuple[Seen, float]:
+    length, num_lines = args.common + NUM_OWN, args.lines
+    limits = InstanceLimits(args.blocks, BLOCK_SIZE, 256, 2048, max(4096, 2 * length))
     config = IslandConfig(
         COST,
         limits,
         limits,
-        pool_blocks=num_lines * (NUM_COMMON + NUM_OWN + NUM_OUTPUT) // BLOCK_SIZE * 2,
-        router=RouterConfig(link=link),
+        pool_blocks=args.pool_blocks or num_lines * (length + NUM_OUTPUT) // BLOCK_SIZE * 2,
+        router=RouterConfig(link=args.link),
         enable_prefix_caching=True,
     )
-    island, seen = kind(config), Seen(num_blocks)
+    island, seen = kind(config), Seen(args.blocks)
     island.router.observers.append(seen)
-    length = NUM_COMMON + NUM_OWN
+    ids = range(args.common // TOKENS_PER_ID)
     island.submit(
         make_request(
             key=key,
@@ -75,7 +75,7 @@ def run(kind: type[SimIsland], num_lines: int, num_blocks: int, link: str) -> tu
             num_output_tokens=NUM_OUTPUT,
             arrival_s=0.0,
             tier="be",
-            prompt=prompt_of(key, length, range(NUM_IDS)),
+            prompt=prompt_of(key, length, ids),
         )
         for key in range(1, num_lines + 1)
     )
@@ -91,16 +91,18 @@ def run(kind: type[SimIsland], num_lines: int, num_blocks: int, link: str) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=200)
+    parser.add_argument("--common", type=int, default=2 * TOKENS_PER_ID, help="a multiple of 512")
     parser.add_argument(
         "--blocks", type=int, default=COST.num_kv_tokens // BLOCK_SIZE, help="KV blocks per instance"
     )
+    parser.add_argument("--pool-blocks", type=int, default=0, help="0: twice what the lines need")
     parser.add_argument("--link", choices=("host", "ipc"), default="host")
     args = parser.parse_args()
     print(
-        f"{args.lines} lines of {NUM_COMMON} common tokens and {NUM_OWN} of their own, {args.blocks} blocks"
+        f"{args.lines} lines of {args.common} common tokens and {NUM_OWN} of their own, {args.blocks} blocks"
     )
     for name, kind in (("own copies", Unshared), ("shared", SimIsland)):
-        seen, seconds = run(kind, args.lines, args.blocks, args.link)
+        seen, seconds = run(kind, args)
         print(
             f"{name:12} blocks in use: mean {fmean(seen.in_use):6.0f}, most {max(seen.in_use):5}; "
             f"running: mean {fmean(seen.running):5.1f}, most {max(seen.running):3}; "

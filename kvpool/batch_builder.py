@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
+from alignedserve.kvpool.runs import Run
 from alignedserve.types import RequestKey
+
+# Returns the last run of a candidate's blocks.
+TailOf = Callable[[RequestKey], Run | None]
 
 
 @dataclass(frozen=True)
@@ -19,11 +24,19 @@ class BatchLimits:
 
 
 class BatchBuilder:
-    def __init__(self, tree: QuadTree, limits: BatchLimits) -> None:
+    def __init__(self, tree: QuadTree, limits: BatchLimits, tail_of: TailOf | None = None) -> None:
         self._tree = tree
         self._limits = limits
+        self._tail_of = tail_of
+        # The runs of the batch's requests.
+        self._runs: set[Run] = set()
         self.keys: list[RequestKey] = []
         self.blocks_left = limits.max_blocks
+
+    @property
+    def counts_shared(self) -> bool:
+        """Whether blocks that requests of the batch have in common count once."""
+        return self._tail_of is not None
 
     @property
     def slots_left(self) -> int:
@@ -36,9 +49,19 @@ class BatchBuilder:
 
     def add(self, key: RequestKey) -> bool:
         """Adds the request and returns True if it fits. Otherwise changes nothing and returns False."""
-        num_blocks = self._tree.blocks_of(key)
+        num_blocks, run = self._tree.blocks_of(key), self._tail_of(key) if self._tail_of else None
+        num_groups, fresh = self._tree.span.num_groups, list[Run]()
+        while run and run not in self._runs:
+            fresh.append(run)
+            run = run.parent
+        if self.counts_shared:
+            num_columns = num_blocks // num_groups
+            fresh = [each for each in fresh if each.end <= num_columns]
+            # The batch has this run and all before it.
+            num_blocks -= num_groups * min(run.end if run else 0, num_columns)
         if num_blocks > self.blocks_left or not self.slots_left:
             return False
+        self._runs.update(fresh)
         self.keys.append(key)
         self.blocks_left -= num_blocks
         return True
@@ -47,7 +70,7 @@ class BatchBuilder:
         """Adds requests of this length in order of arrival until one does not fit. Returns whether it added all."""
         keys = self._tree.at_length(length)
         at_most = min(at_most, self.slots_left)
-        if length == MAX_LENGTH:
+        if length == MAX_LENGTH or self.counts_shared:
             # Requests above the maximum length count as this length but may have more blocks, so each is tried
             # separately.
             return all(self.add(key) for key in islice(keys, at_most)) and at_most >= len(keys)

@@ -16,13 +16,13 @@ each known block has the content of its hash. The numbers of owners are not stor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alignedserve.kvpool.runs import Run
 from alignedserve.types import PoolBlockId, RequestKey
 
 # A row's word has the last block above the number of blocks.
@@ -46,14 +46,13 @@ class Allocation:
     """The pool's blocks of a request."""
 
     key: RequestKey
-    blocks: list[PoolBlockId]
     # Committed tokens. Their KV is in the first blocks.
     num_tokens: int
     state: AllocationState
     # Its row in the owner table.
     row: int
-    # The blocks, as an array.
-    numbers: NDArray[np.int64]
+    # The last run of its blocks. None: it has no blocks.
+    tail: Run | None = None
     # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
     # The hashes of its first blocks, as far as they may become known. The first `num_published` need nothing more.
@@ -68,13 +67,24 @@ class Allocation:
     def is_spare(self) -> bool:
         return self.state is AllocationState.SPARE
 
+    @property
+    def num_blocks(self) -> int:
+        return self.tail.end if self.tail else 0
 
-@dataclass
+    @property
+    def blocks(self) -> list[PoolBlockId]:
+        """Collected anew each time."""
+        return self.tail.all_blocks if self.tail else []
+
+
+@dataclass(frozen=True)
 class Recovered:
-    # In the order of their rows.
-    allocations: list[Allocation] = field(default_factory=list)
-    # Known blocks with their hashes and the number of their ancestors.
-    known: list[tuple[PoolBlockId, bytes, int]] = field(default_factory=list)
+    # In the order of their rows, each with its last block.
+    allocations: list[tuple[Allocation, PoolBlockId]]
+    # The hashes of known blocks.
+    known: dict[PoolBlockId, bytes]
+    # For each block, whether it is known or a request lists it.
+    is_used: NDArray[np.bool_]
 
 
 class OwnerTable:
@@ -104,6 +114,11 @@ class OwnerTable:
     def num_known(self) -> int:
         return int(np.count_nonzero(self._is_known))
 
+    @property
+    def parents(self) -> NDArray[np.int64]:
+        """The parent of each block; -1: none. It says nothing about blocks that are free."""
+        return np.asarray(self._parent) - 1
+
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def begin(
@@ -113,17 +128,19 @@ class OwnerTable:
         self._key[row] = key
         self.record(row, num_tokens, state, is_new)
 
-    def extend(self, row: int, blocks: Sequence[PoolBlockId], added: NDArray[np.int64]) -> None:
-        """Appends `added`, which nothing else uses, to the request's `blocks`."""
-        parents = np.empty_like(added)
-        parents[0] = blocks[-1] + 1 if blocks else 0
-        parents[1:] = added[:-1] + 1
-        self._parent[added] = parents
-        self._point(row, int(added[-1]), len(blocks) + len(added))
+    def extend(
+        self, row: int, num_blocks: int, last: PoolBlockId | None, added: Sequence[PoolBlockId]
+    ) -> None:
+        """Appends `added`, which nothing else uses, to a request with `num_blocks` blocks, of which `last` is the last
+        one."""
+        chain = np.array([-1 if last is None else last, *added], np.int64)
+        self._parent[chain[1:]] = chain[:-1] + 1
+        self._point(row, added[-1], num_blocks + len(added))
 
-    def shrink(self, row: int, blocks: Sequence[PoolBlockId], num_kept: int) -> None:
-        """Keeps the first of the request's `blocks`. Its row is free if that is none."""
-        self._point(row, blocks[num_kept - 1] if num_kept else 0, num_kept)
+    def shrink(self, row: int, num_blocks: int, last: PoolBlockId | None) -> None:
+        """Keeps the request's first `num_blocks` blocks, of which `last` is the last one. Its row is free if that is
+        none."""
+        self._point(row, 0 if last is None else last, num_blocks)
 
     def record(self, row: int, num_tokens: int, state: AllocationState, is_new: bool = False) -> None:
         self._num_tokens[row] = -num_tokens if is_new else num_tokens
@@ -154,50 +171,48 @@ class OwnerTable:
 
     def recover(self) -> Recovered:
         """Returns what is there. Forgets known blocks with ancestors that are not known."""
-        tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
-        is_whole, depths = tree.whole()
+        is_whole = _Tree(np.asarray(self._parent), np.asarray(self._is_known)).is_whole()
         cut_off = np.flatnonzero(np.asarray(self._is_known).astype(bool) & ~is_whole)
         self.forget([*map(PoolBlockId, cut_off.tolist())])
         known = np.flatnonzero(is_whole)
         data = np.ascontiguousarray(np.asarray(self._hash)[:, known].T).tobytes()
         hashes = [data[first : first + HASH_BYTES] for first in range(0, len(data), HASH_BYTES)]
+        allocations, is_listed = self._allocations()
         return Recovered(
-            self._allocations(),
-            [*zip(map(PoolBlockId, known.tolist()), hashes, depths[known].tolist(), strict=True)],
+            allocations,
+            dict(zip(map(PoolBlockId, known.tolist()), hashes, strict=True)),
+            is_listed | is_whole,
         )
 
-    def _allocations(self) -> list[Allocation]:
+    def _allocations(self) -> tuple[list[tuple[Allocation, PoolBlockId]], NDArray[np.bool_]]:
+        """Returns the requests, each with its last block, and for each block whether a request lists it."""
         words = np.asarray(self._tail)
         rows = np.flatnonzero(words)
         counts = words[rows] & _COUNT_MASK
         # The longest first, so those that are not at their first block yet are always the first ones.
         order = np.argsort(-counts, kind="stable")
         rows, counts = rows[order], counts[order]
-        ends = np.cumsum(counts)
-        blocks = np.zeros(int(counts.sum()), np.int64)
+        is_listed = np.zeros(self.size, bool)
         at, parents = words[rows] >> _COUNT_BITS, np.asarray(self._parent)
         for num_done in range(int(counts[0]) if len(counts) else 0):
             num_left = int(np.searchsorted(-counts, -num_done))
             self._check_linked(at[num_left:] < 0, rows[num_left:], counts[num_left:], "more")
             at = at[:num_left]
             self._check_linked(at >= 0, rows, counts, num_done)
-            blocks[ends[:num_left] - 1 - num_done] = at
+            is_listed[at] = True
             at = parents[at] - 1
         self._check_linked(at < 0, rows, counts, "more")
-        flat, keys = cast("list[PoolBlockId]", blocks.tolist()), self._key
         found = [
-            Allocation(
-                RequestKey(int(keys[row])),
-                flat[end - count : end],
-                abs(int(self._num_tokens[row])),
-                AllocationState(int(self._state[row])),
-                row,
-                blocks[end - count : end],
-                is_new=int(self._num_tokens[row]) <= 0,
-            )
-            for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True)
+            (self._allocation(row), PoolBlockId(int(words[row]) >> _COUNT_BITS))
+            for row in sorted(rows.tolist())
         ]
-        return sorted(found, key=lambda allocation: allocation.row)
+        return found, is_listed
+
+    def _allocation(self, row: int) -> Allocation:
+        num_tokens, state = int(self._num_tokens[row]), AllocationState(int(self._state[row]))
+        return Allocation(
+            RequestKey(int(self._key[row])), abs(num_tokens), state, row, is_new=num_tokens <= 0
+        )
 
     def _check_linked(
         self,
@@ -221,17 +236,15 @@ class _Tree:
         self._above = np.append(np.where(parents > 0, parents - 1, self._root), self._root)
         self._is_known = np.append(is_known.astype(bool), True)
 
-    def whole(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns for each block whether it and all of its ancestors are known, and the number of its ancestors if
-        so."""
+    def is_whole(self) -> NDArray[np.bool_]:
+        """Returns for each block whether it and all of its ancestors are known."""
         above = self._above_known
-        is_whole = self._is_known & self._is_known[above]
-        depth = (above != self._root).astype(np.int64)
+        is_whole: NDArray[np.bool_] = self._is_known & self._is_known[above]
         for _ in range(self._num_rounds):
             is_whole &= is_whole[above]
-            depth += depth[above]
             above = above[above]
-        return (is_whole & (above == self._root))[:-1], depth[:-1]
+        is_whole &= above == self._root
+        return is_whole[:-1]
 
     def is_below(self, is_above: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Returns for each block whether it is known, and it or an ancestor is marked."""

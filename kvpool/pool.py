@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from alignedserve.kvpool.batch_builder import BatchLimits
+from alignedserve.kvpool.batch_builder import BatchLimits, TailOf
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import Allocation, OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
@@ -180,15 +180,23 @@ class Pool:
             limits,
             urgent_before_s=now + self._config.horizon_s,
             starved_before_s=now - ask.starvation_s,
+            tail_of=self._tail_of,
         )
         self._tree.take_batch(keys, now)
         return Candidates(ask.decode, keys, is_batch=True, replaces=ask.replaces)
 
     def _find_near(self, ask: FindNear) -> Candidates:
-        keys = find_near(self._tree, ask.low, ask.high, BatchLimits(ask.max_blocks, ask.max_requests))
+        limits = BatchLimits(ask.max_blocks, ask.max_requests)
+        keys = find_near(self._tree, ask.low, ask.high, limits, self._tail_of)
         for key in keys:
             self._tree.remove(key)
         return Candidates(ask.decode, keys, is_batch=False, batch=ask.batch)
+
+    @property
+    def _tail_of(self) -> TailOf | None:
+        """None: candidates have nothing in common."""
+        have_common = self._allocator.num_shared_blocks and not self._tree.span.window
+        return self._allocator.tail_of if have_common else None
 
     def _no_candidate(self, key: RequestKey) -> None:
         if key in self._tree:

@@ -18,7 +18,7 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits
+from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits, TailOf
 from alignedserve.kvpool.batch_expansion import BatchExpansion
 from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, QuadTree, TreeNode, leaf_of
 from alignedserve.types import RequestKey
@@ -35,15 +35,17 @@ def form_batch(
     limits: BatchLimits,
     urgent_before_s: float = -math.inf,
     starved_before_s: float = -math.inf,
+    tail_of: TailOf | None = None,
 ) -> list[RequestKey]:
     """Returns the requests of the next batch, empty if nothing fits. Changes nothing. A request is urgent if it is due
-    by `urgent_before_s`. A node is starved if its last batch was before `starved_before_s`."""
+    by `urgent_before_s`. A node is starved if its last batch was before `starved_before_s`. With `tail_of`, blocks that
+    requests have in common count once."""
     if not tree.lengths or limits.max_requests < 1:
         return []
     longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(tree.longest(limits.max_blocks))
     while last_leaf >= 0:
         end = last_leaf if longest_leaf > last_leaf else NUM_LEAVES - 1
-        search = DensityFirstSearch(tree, limits, end)
+        search = DensityFirstSearch(tree, limits, end, tail_of)
         if not search.totals(ROOT).num_requests:
             return []
         if batch := search.run(urgent_before_s, starved_before_s):
@@ -54,9 +56,12 @@ def form_batch(
 
 
 class DensityFirstSearch:
-    def __init__(self, tree: QuadTree, limits: BatchLimits, last_leaf: int) -> None:
+    def __init__(
+        self, tree: QuadTree, limits: BatchLimits, last_leaf: int, tail_of: TailOf | None = None
+    ) -> None:
         self._tree = tree
         self._limits = limits
+        self._tail_of = tail_of
         self._last_leaf = last_leaf
         # Totals of nodes that extend beyond the last leaf.
         self._cut: dict[TreeNode, Totals] = {}
@@ -66,7 +71,7 @@ class DensityFirstSearch:
         node = self._most_urgent_leaf() if is_urgent else ROOT
         while not (fits := self._fits(node)) and not node.is_leaf:
             node = self._next(node, starved_before_s)
-        builder = BatchBuilder(self._tree, self._limits)
+        builder = BatchBuilder(self._tree, self._limits, self._tail_of)
         if fits:
             self._take_all(builder, node)
         else:
@@ -121,16 +126,25 @@ class DensityFirstSearch:
             builder.add_at_length(length, builder.slots_left)
 
     def _take_by_due(self, builder: BatchBuilder, leaf: TreeNode) -> None:
-        shortest = self._tree.blocks_for(leaf.length_range[0])
+        shortest = 1 if builder.counts_shared else self._tree.blocks_for(leaf.length_range[0])
+        num_unfit = 0
         for _, key in self._tree.by_due(leaf.number):
-            if builder.blocks_left < shortest or not builder.slots_left:
+            # Few requests may have most in common with the batch. The search for them ends at some time.
+            if (
+                builder.blocks_left < shortest
+                or not builder.slots_left
+                or num_unfit > self._limits.max_requests
+            ):
                 return
-            builder.add(key)
+            num_unfit += not builder.add(key)
 
 
-def find_near(tree: QuadTree, low: int, high: int, limits: BatchLimits) -> list[RequestKey]:
-    """Returns requests of lengths low .. high, nearest to the middle first, as many as fit. Changes nothing."""
-    builder = BatchBuilder(tree, limits)
+def find_near(
+    tree: QuadTree, low: int, high: int, limits: BatchLimits, tail_of: TailOf | None = None
+) -> list[RequestKey]:
+    """Returns requests of lengths low .. high, nearest to the middle first, as many as fit. Changes nothing. `tail_of`:
+    see `form_batch`."""
+    builder = BatchBuilder(tree, limits, tail_of)
     lengths = tree.lengths
     low, high = min(low, MAX_LENGTH), min(high, MAX_LENGTH)
     middle = (low + high) / 2

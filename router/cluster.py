@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import Hello
 from alignedserve.router.views import ColocatedView, DecodeView, PrefillView, Process
 from alignedserve.types import InstanceId
@@ -70,6 +71,21 @@ class ClusterState:
     def instances(self) -> list[Process]:
         """The processes that compute: neither the pool nor gateways."""
         return [process for process in self if isinstance(process, PrefillView | DecodeView)]
+
+    @property
+    def shares_pool_blocks(self) -> bool:
+        """Whether requests with a common prefix have its blocks in the pool in common."""
+        if self.pool is None or not (self.prefills and self.prefills[0].hello.limits.enable_prefix_caching):
+            return False
+        # With a window, saved columns may lack the blocks of sliding groups.
+        return not (
+            self.pool.hello.limits.window or is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
+        )
+
+    @property
+    def shares_decode_blocks(self) -> bool:
+        """Whether they have them in common at all instances that decode."""
+        return all(view.hello.limits.enable_prefix_caching for view in self.decodes)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None

@@ -48,10 +48,7 @@ class Offers:
     def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
         """Counts the blocks that the request will need at the decode instance, including one more column."""
         if view := self._router.cluster.decode(decode):
-            span = view.hello.limits.span
-            num_blocks = view.blocks_of(state) or span.num_held(state.num_cached, state.num_tokens)
-            num_blocks += span.num_groups
-            view.add_offered(state.key, num_blocks, is_batch, state.is_rt, self._router.clock.now)
+            view.add_offered(state, is_batch, self._router.clock.now)
 
 
 # ---- staging ---------------------------------------------------------------------------------------------------------

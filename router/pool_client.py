@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
@@ -36,7 +35,7 @@ class PoolClient:
         """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
         Returns False and asks for nothing if no later prompt could use the answer."""
         pool = self._router.cluster.pool
-        if pool is None or not self._shares(state):
+        if pool is None or state.is_alone or not self._router.cluster.shares_pool_blocks:
             return False
         block_size = pool.hello.limits.block_size
         prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)
@@ -63,17 +62,9 @@ class PoolClient:
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
         pool = self._router.cluster.pool
-        if pool is None or state.blocks or state.request.needs_whole_prompt or not self._shares(state):
+        if pool is None or state.blocks or not (state.may_share and self._router.cluster.shares_pool_blocks):
             return []
         return state.block_hashes(pool.hello.limits.block_size)
-
-    def _shares(self, state: RequestState) -> bool:
-        pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
-        if not (pool and prefills) or state.is_alone:
-            return False
-        # With a window, saved columns may lack the blocks of sliding groups.
-        is_whole = not (pool.hello.limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")))
-        return is_whole and prefills[0].hello.limits.enable_prefix_caching
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""

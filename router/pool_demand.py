@@ -3,6 +3,8 @@
 Best effort is only started if the pool and the instances that decode have room for that together. One best-effort
 request may run in any case.
 
+Requests with a common prefix have its blocks in the pool in common, so these count once (`PrefixCounts`).
+
 A request at a colocated instance needs no pool block until it is evicted, because its prompt was computed there. So
 the memory of colocated instances counts as well as the pool's. At separate decode instances the pool's copy of a
 running request is a spare, which others may overwrite, and a share of their memory counts. A burst of real time may
@@ -15,6 +17,7 @@ import sys
 from typing import NamedTuple
 
 from alignedserve.router.cluster import ClusterState
+from alignedserve.router.prefix_counts import PrefixCounts, Run
 from alignedserve.router.requests import RequestState
 from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.types import RequestKey
@@ -29,11 +32,21 @@ EVICT_SLACK_BLOCKS = 2
 _WEIGHT = 0.05
 
 
+# The set of best effort: see `PrefixCounts`.
+_BE = 1
+
+
+def _sets(is_rt: bool) -> tuple[int, ...]:
+    return (0,) if is_rt else (0, _BE)
+
+
 class Need(NamedTuple):
-    # Pool blocks that the request needs if it is evicted with `num_output` output tokens.
+    # Pool blocks that the request needs if it is evicted: all, and those that it can have in common with no other.
     num_blocks: int
-    num_output: int
+    num_own: int
     is_rt: bool
+    # The last run of the others.
+    run: Run | None
 
 
 class PoolDemand:
@@ -42,14 +55,27 @@ class PoolDemand:
         self._needs: dict[RequestKey, Need] = {}
         # The mean length of finished answers, in tokens, for real time (True) and best effort (False).
         self._mean_output: dict[bool, float] = {}
-        # Pool blocks that all requests will need, and those that best effort will need.
-        self.num_blocks = 0
-        self.num_be_blocks = 0
+        # Pool blocks of the requests' prompts that they may have in common.
+        self._prefixes = PrefixCounts(num_sets=2)
+        # The sums of the others, of all requests and of best effort; and the sum of all blocks of each request.
+        self._num_own = 0
+        self._num_be_own = 0
+        self._num_counted = 0
         # The number of running best-effort requests.
         self.num_be = 0
 
     def __len__(self) -> int:
         return len(self._needs)
+
+    @property
+    def num_blocks(self) -> int:
+        """The pool blocks that all requests will need."""
+        return self._num_own + self._prefixes.num_blocks[0]
+
+    @property
+    def num_be_blocks(self) -> int:
+        """The pool blocks that best effort will need."""
+        return self._num_be_own + self._prefixes.num_blocks[_BE]
 
     def add(self, state: RequestState) -> None:
         """Counts a request that has started, or has exceeded its expected length. Safe to repeat."""
@@ -57,7 +83,10 @@ class PoolDemand:
             return
         self.discard(state)
         num_output = self.expected_output(state)
-        need = Need(self.blocks_for(state, num_output), num_output, state.is_rt)
+        num_blocks, hashes = self.blocks_for(state, num_output), self._shared_hashes(state)
+        need = Need(
+            num_blocks, num_blocks - len(hashes), state.is_rt, self._prefixes.add(hashes, _sets(state.is_rt))
+        )
         self._needs[state.key] = need
         state.demanded_output = num_output
         self._count(need, 1)
@@ -66,6 +95,7 @@ class PoolDemand:
         """Safe to repeat."""
         if need := self._needs.pop(state.key, None):
             state.demanded_output = sys.maxsize
+            self._prefixes.discard(need.run, _sets(need.is_rt))
             self._count(need, -1)
 
     def learn_output_len(self, state: RequestState) -> None:
@@ -78,10 +108,11 @@ class PoolDemand:
         pool = self._cluster.pool
         if state.is_embedding or state.key in self._needs or not self.num_be or pool is None:
             return True
-        needed = self.blocks_for(state, self.expected_output(state))
+        needed, hashes = self.blocks_for(state, self.expected_output(state)), self._shared_hashes(state)
         pooled = pool.hello.limits.num_blocks
         size = pooled + self._num_blocks_at_decodes(needed)
-        num_be, num_all = self.num_be_blocks + needed, self.num_blocks + needed
+        num_be = self.num_be_blocks + needed - self._prefixes.num_found(hashes, _BE)
+        num_all = self.num_blocks + needed - self._prefixes.num_found(hashes)
         # At separate decode instances the pool alone has room for all best effort, should real time evict it.
         fits_evicted = self._cluster.is_colocated or num_be <= share * pooled
         return num_be <= be_share * size or (num_all <= share * size and fits_evicted)
@@ -89,7 +120,7 @@ class PoolDemand:
     def _num_blocks_at_decodes(self, needed: int) -> int:
         """Returns how many pool blocks of KV fit into the memory of the instances that decode. Assumes the mean length
         of the running requests and one more of `needed` blocks."""
-        length = (self.num_blocks + needed) // (len(self._needs) + 1) * self._block_size
+        length = (self._num_counted + needed) // (len(self._needs) + 1) * self._block_size
         limits = [view.hello.limits for view in self._cluster.decodes]
         num_tokens = sum(each.num_tokens_of(length) for each in limits)
         share = 1.0 if self._cluster.is_colocated else DECODE_SHARE
@@ -126,8 +157,17 @@ class PoolDemand:
     def _slack(self) -> int:
         return EVICT_SLACK_BLOCKS * self._block_size
 
+    def _shared_hashes(self, state: RequestState) -> list[bytes]:
+        """Returns the hashes of the blocks that the request may have in common with others: never its last token's."""
+        cluster = self._cluster
+        if not (state.may_share and cluster.shares_pool_blocks and cluster.shares_decode_blocks):
+            return []
+        num_shared = (len(state.request.prompt) - 1) // self._block_size
+        return state.block_hashes(self._block_size)[:num_shared]
+
     def _count(self, need: Need, sign: int) -> None:
-        self.num_blocks += sign * need.num_blocks
+        self._num_counted += sign * need.num_blocks
+        self._num_own += sign * need.num_own
         if not need.is_rt:
-            self.num_be_blocks += sign * need.num_blocks
+            self._num_be_own += sign * need.num_own
             self.num_be += sign

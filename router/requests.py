@@ -177,6 +177,11 @@ class RequestState:
         return min(self.num_cached, self.num_tokens - 1)
 
     @property
+    def may_share(self) -> bool:
+        """Whether it may have KV in common with requests that begin alike."""
+        return not (self.is_alone or self.request.needs_whole_prompt)
+
+    @property
     def prefix_hashes(self) -> Sequence[bytes]:
         """The hashes of its prompt by which prefix caches are searched."""
         if self._prefix_hashes is None:

@@ -47,7 +47,7 @@ class PhaseTransitions:
             prefill.pending.put(state.key, state.num_missing, state.is_rt)
             self._announce(state)
         elif state.phase in RUNNING_PHASES and (decode := self._router.cluster.decode(state.instance_id)):
-            decode.add_running(state.key, state.is_rt)
+            decode.add_running(state)
 
     def _announce(self, state: RequestState) -> None:
         """Lets a decode instance expect the request while its prompt is computed, if the policy names one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Coming, DecodeReport, Hello
+from alignedserve.router.prefix_counts import PrefixCounts, Run
 from alignedserve.scheduling.island import RoutedRequest
 from alignedserve.scheduling.prefixes import PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
@@ -58,6 +59,48 @@ class TokenCounts:
     @property
     def total(self) -> int:
         return self._sums[True] + self._sums[False]
+
+
+# ---- common prefixes -------------------------------------------------------------------------------------------------
+
+
+# Sets of the requests of an instance: see `PrefixCounts`. Those that run there, and those with offered real time.
+_RUNNING, _WITHOUT_OFFERED_BE = 1, 2
+
+
+class SharedPrefixes:
+    """The blocks that requests which an instance has, or was offered, have in common there."""
+
+    def __init__(self) -> None:
+        self._counts = PrefixCounts(num_sets=3)
+        self._counted: dict[RequestKey, tuple[Run | None, tuple[int, ...]]] = {}
+
+    def put(self, request: RoutedRequest, hashes: Sequence[bytes], is_running: bool) -> None:
+        """Counts the request, with the hashes of the blocks that it may have in common, whatever it counted before."""
+        self.discard(request.key)
+        if hashes:
+            sets: tuple[int, ...] = (0, _WITHOUT_OFFERED_BE) if request.is_rt else (0,)
+            sets = (0, _RUNNING, _WITHOUT_OFFERED_BE) if is_running else sets
+            self._counted[request.key] = self._counts.add(hashes, sets), sets
+
+    def discard(self, key: RequestKey) -> None:
+        """Safe to repeat."""
+        if found := self._counted.pop(key, None):
+            self._counts.discard(*found)
+
+    def num_found(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many of these blocks others have or will have."""
+        return self._counts.num_found(hashes)
+
+    @property
+    def num_offered(self) -> int:
+        """The blocks that offered requests will have and running ones lack."""
+        return self._counts.num_blocks[0] - self._counts.num_blocks[_RUNNING]
+
+    @property
+    def num_be(self) -> int:
+        """Those of them that only best effort will have."""
+        return self._counts.num_blocks[0] - self._counts.num_blocks[_WITHOUT_OFFERED_BE]
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------
@@ -157,7 +200,7 @@ class DecodeView(Process):
     # When it last reported a token, or one of its victims was dropped: seconds on the router's clock.
     progress_s: float = 0.0
 
-    # ---- requests that it was offered and has not admitted, with the blocks that each needs ----
+    # ---- requests that it was offered and has not admitted, with the blocks that each needs for itself ----
     # The candidate batch.
     batch: dict[RequestKey, int] = field(default_factory=dict)
     # Candidate requests, and others that join the running batch.
@@ -185,6 +228,9 @@ class DecodeView(Process):
     # Running requests that are to leave, but found no room in the pool.
     refused: dict[RequestKey, None] = field(default_factory=dict)
 
+    # Blocks of prompts that requests have in common there, or will have.
+    prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
+
     # ---- queries to the pool on its behalf ----
     batch_search: Search = field(default_factory=Search)
     near_search: Search = field(default_factory=Search)
@@ -194,13 +240,26 @@ class DecodeView(Process):
         return self.hello.limits.num_blocks
 
     def blocks_of(self, request: RoutedRequest) -> int:
-        """Returns how many of its blocks a request takes when its KV is loaded from the pool."""
+        """Returns how many of its blocks a request takes when its KV is loaded from the pool, beside those that others
+        have there."""
+        num_loaded = self._num_loaded(request)
+        hashes = self._shared_hashes(request, num_loaded)
+        return num_loaded - self.hello.limits.span.num_groups * self.prefixes.num_found(hashes)
+
+    def _num_loaded(self, request: RoutedRequest) -> int:
         span = self.hello.limits.span
         # The pool counts in columns.
         num_pooled = span.num_groups * request.num_blocks
         if not span.window:
             return num_pooled
         return min(num_pooled, span.num_held(request.num_cached, request.num_tokens))
+
+    def _shared_hashes(self, request: RoutedRequest, num_blocks: int) -> list[bytes]:
+        """Returns the hashes of those of a request's `num_blocks` blocks that it may have in common with others."""
+        limits = self.hello.limits
+        if not limits.enable_prefix_caching or limits.window or not request.may_share:
+            return []
+        return request.block_hashes(limits.block_size)[: num_blocks // limits.span.num_groups]
 
     def blocks_to_run(self, request: RoutedRequest) -> int:
         """Returns the same, plus another column for the request's next tokens."""
@@ -209,7 +268,8 @@ class DecodeView(Process):
     @property
     def num_available_blocks(self) -> int:
         """Blocks that are free and not promised to an offered request."""
-        return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
+        num_own = sum(self.batch.values()) + sum(self.near.values())
+        return self.num_free_blocks - num_own - self.hello.limits.span.num_groups * self.prefixes.num_offered
 
     @property
     def num_available_slots(self) -> int:
@@ -219,7 +279,10 @@ class DecodeView(Process):
     def num_blocks_for_rt(self) -> int:
         """Blocks that are free, or that best effort can give up, and that are not promised to real time."""
         num_be_blocks = self.report.num_be_blocks if self.report else 0
-        return self.num_available_blocks + sum(self.be_promised.values()) + num_be_blocks
+        num_promised = (
+            sum(self.be_promised.values()) + self.hello.limits.span.num_groups * self.prefixes.num_be
+        )
+        return self.num_available_blocks + num_promised + num_be_blocks
 
     @property
     def num_slots_for_rt(self) -> int:
@@ -251,17 +314,25 @@ class DecodeView(Process):
         self.is_batch_replacing = replaces
         return self.batch_number
 
-    def add_offered(self, key: RequestKey, num_blocks: int, is_batch: bool, is_rt: bool, now: float) -> None:
+    def add_offered(self, request: RoutedRequest, is_batch: bool, now: float) -> None:
+        """Counts the blocks that the request will need there, including one more column."""
         if is_batch and not self.batch:
             self.batch_since_s = now
-        (self.batch if is_batch else self.near)[key] = num_blocks
-        if not is_rt:
-            self.be_promised[key] = num_blocks
+        span = self.hello.limits.span
+        num_blocks = self._num_loaded(request) or span.num_held(request.num_cached, request.num_tokens)
+        hashes = self._shared_hashes(request, num_blocks)
+        self.prefixes.put(request, hashes, is_running=False)
+        num_own = num_blocks + span.num_groups * (1 - len(hashes))
+        (self.batch if is_batch else self.near)[request.key] = num_own
+        if not request.is_rt:
+            self.be_promised[request.key] = num_own
 
-    def add_running(self, key: RequestKey, is_rt: bool) -> None:
-        self.running[key] = None
-        if not is_rt:
-            self.be_running[key] = None
+    def add_running(self, request: RoutedRequest) -> None:
+        num_blocks = self.hello.limits.span.num_held(request.num_cached, request.num_tokens)
+        self.prefixes.put(request, self._shared_hashes(request, num_blocks), is_running=True)
+        self.running[request.key] = None
+        if not request.is_rt:
+            self.be_running[request.key] = None
 
     def discard(self, key: RequestKey) -> None:
         """Removes a request that is no longer there, nor about to be offered. Safe to repeat."""
@@ -271,6 +342,7 @@ class DecodeView(Process):
         self.batch.pop(key, None)
         self.near.pop(key, None)
         self.running.pop(key, None)
+        self.prefixes.discard(key)
 
 
 @dataclass(eq=False, slots=True)

@@ -63,6 +63,13 @@ class RoutedRequest(Protocol):
     def expected_at(self) -> InstanceId | None:
         """The decode instance to which it was announced."""
 
+    @property
+    def may_share(self) -> bool:
+        """Whether it may have KV in common with requests that begin alike."""
+
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """Returns the hashes of its prompt's full blocks."""
+
     def demotion(self, now: float) -> int:
         """Returns how often its answer has recently exceeded its prediction."""
 
@@ -227,7 +234,8 @@ class DecodeView(Protocol):
     def num_blocks(self) -> int: ...
 
     def blocks_of(self, request: RoutedRequest) -> int:
-        """Returns how many of its blocks a request takes when its KV is loaded from the pool."""
+        """Returns how many of its blocks a request takes when its KV is loaded from the pool, beside those that others
+        have there."""
 
     def blocks_to_run(self, request: RoutedRequest) -> int:
         """Returns the same, plus the blocks for its next tokens."""

@@ -35,7 +35,7 @@ def hashes_of(name: str, num_blocks: int) -> list[bytes]:
 
 def known(allocator: BlockAllocator) -> dict[int, bytes]:
     """The blocks that are known, each with its hash."""
-    return {int(block): block_hash for block, block_hash in allocator._hash_of.items()}
+    return {int(block): block_hash for block, block_hash in allocator.known.items()}
 
 
 def random_prompt(key: RequestKey) -> Sequence[bytes]:

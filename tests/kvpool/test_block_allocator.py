@@ -132,15 +132,26 @@ def test_broken_counts_are_told_with_both_numbers() -> None:
     reserve(allocator, A, 12)
     with pytest.raises(RuntimeError, match=r"1 requests have blocks, and 0 should: \[1\]"):
         allocator.check_idle()
-    allocator._free.append(allocator._free[0])
+    tree = allocator._tree
+    tree.free.append(tree.free[0])
     with pytest.raises(RuntimeError, match=r"3 blocks used \+ 0 kept \+ 2 free != 4"):
         allocator.check()
-    allocator._free.pop()
+    tree.free.pop()
     allocator._table.begin(3, B, 1, AllocationState.HELD)
-    allocator._table.extend(3, [], np.array(allocator._free))
-    with pytest.raises(RuntimeError, match=r"2 requests and 0 known blocks, and there are 1 and 0"):
+    allocator._table.extend(3, 0, None, tree.free)
+    with pytest.raises(RuntimeError, match=r"the owner table has 2 requests, and there are 1"):
         allocator.check()
-    allocator._counts[0] += 1
+    allocator._table.publish(np.array(tree.free), hashes_of("a", 1))
+    with pytest.raises(RuntimeError, match=r"the owner table has 1 known blocks, and there are 0 in 0 runs"):
+        allocator.check()
+    tree.num_shared += 1
+    with pytest.raises(
+        RuntimeError, match=r"3 blocks are counted as needed, 1 as shared, 0 as kept; \(3, 0, 0\) are"
+    ):
+        allocator.check()
+    (allocation,) = allocator.allocations
+    assert allocation.tail
+    allocation.tail.num_spares += 1
     with pytest.raises(
         RuntimeError, match=r"0 counts 1 requests and 1 spares, and 1 requests and 0 spares list"
     ):
@@ -202,7 +213,9 @@ def test_runs_of_kept_blocks_list_no_block_that_was_taken_again() -> None:
         grant = allocator.reserve(A, 45, SOON, hashes)
         assert grant is not None and allocator.commit(A, 45)
         allocator.release(A)
-    assert sum(len(run.blocks) for run in allocator._runs) <= 2 * len(allocator._kept)
+    assert allocator.num_kept_blocks == 50
+    allocator.check()
+    assert len(allocator._tree._kept) <= 1024 + 2 * 50
     allocator.check()
 
 

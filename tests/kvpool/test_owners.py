@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
+from alignedserve.kvpool.block_tree import BlockTree
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.kvpool.allocator_steps import (
@@ -95,9 +96,9 @@ def test_blocks_come_back_in_the_order_of_their_tokens() -> None:
     table = OwnerTable.plain(6)
     key, blocks = RequestKey(2**63 - 1), [PoolBlockId(block) for block in (4, 1, 5)]
     table.begin(3, key, 11, AllocationState.HELD)
-    table.extend(3, [], np.array(blocks[:2]))
-    table.extend(3, blocks[:2], np.array(blocks[2:]))
-    (allocation,) = table.recover().allocations
+    table.extend(3, 0, None, blocks[:2])
+    table.extend(3, 2, blocks[1], blocks[2:])
+    (allocation,) = BlockAllocator(table, BLOCK_SIZE, deadline_s=0).allocations
     assert (allocation.key, allocation.blocks, allocation.num_tokens) == (key, [4, 1, 5], 11)
     assert allocation.state is AllocationState.HELD and allocation.row == 3
     assert table.num_requests == 1 and table.num_known == 0
@@ -109,12 +110,16 @@ def test_requests_list_the_same_blocks_and_content_comes_back_with_its_place() -
     for row, own in ((0, 5), (2, 0)):
         table.begin(row, RequestKey(row + 1), 9, AllocationState.HELD)
         if row == 0:
-            table.extend(row, [], np.array(blocks))
+            table.extend(row, 0, None, blocks)
             table.publish(np.array(blocks), first)
-        table.extend(row, blocks, np.array([PoolBlockId(own)]))
+        table.extend(row, 2, blocks[1], [PoolBlockId(own)])
     found = table.recover()
-    assert [each.blocks for each in found.allocations] == [[4, 1, 5], [4, 1, 0]]
-    assert found.known == [(1, first[1], 1), (4, first[0], 0)]
+    assert found.known == {1: first[1], 4: first[0]}
+    assert found.is_used.tolist() == [True, True, False, False, True, True]
+    tree = BlockTree(table, found)
+    assert [each.blocks for each, _ in found.allocations] == [[4, 1, 5], [4, 1, 0]]
+    (run,) = {each.tail.parent for each, _ in found.allocations if each.tail}
+    assert tree.find(first, 2) == (run, 2) and run and (run.first, run.blocks) == (0, [4, 1])
     assert table.known_below([PoolBlockId(1)]) == [1] and table.known_below([PoolBlockId(4)]) == [1, 4]
 
 
@@ -122,16 +127,16 @@ def test_what_continues_content_that_is_gone_is_forgotten() -> None:
     table = OwnerTable.plain(6)
     blocks = [PoolBlockId(block) for block in range(6)]
     table.begin(0, RequestKey(1), 9, AllocationState.HELD)
-    table.extend(0, [], np.array(blocks))
+    table.extend(0, 0, None, blocks)
     table.publish(np.array(blocks), hashes_of("", 6))
     table.forget([PoolBlockId(2)])
-    assert [block for block, *_ in table.recover().known] == [0, 1] and table.num_known == 2
+    assert [*table.recover().known] == [0, 1] and table.num_known == 2
 
 
 def test_a_broken_table_is_told_with_both_numbers() -> None:
     table = OwnerTable.plain(6)
     table.begin(4, RequestKey(7), 0, AllocationState.RESERVED)
-    table.extend(4, [], np.array([PoolBlockId(0), PoolBlockId(1), PoolBlockId(2)]))
+    table.extend(4, 0, None, [PoolBlockId(0), PoolBlockId(1), PoolBlockId(2)])
     table._parent[0] = 4
     with pytest.raises(RuntimeError, match=r"request 7 has 3 blocks, and more are linked"):
         table.recover()
@@ -151,9 +156,9 @@ def test_many_requests_are_recovered_in_a_moment() -> None:
         num_blocks += 8
         table.begin(row, RequestKey(row + 1), 133 * 16, AllocationState.HELD)
         if row % 50 == 0:
-            table.extend(row, [], np.array(shared))
-        table.extend(row, shared, np.array(own))
+            table.extend(row, 0, None, shared)
+        table.extend(row, len(shared), shared[-1], own)
     begun_s = time.process_time()
-    found = table.recover().allocations
+    found = BlockAllocator(table, 16, deadline_s=0).allocations
     assert time.process_time() - begun_s < 5
     assert len(found) == 9500 and {len(each.blocks) for each in found} == {133}

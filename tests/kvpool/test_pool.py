@@ -19,6 +19,7 @@ from alignedserve.protocol.messages import (
     Stored,
 )
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+from tests.kvpool.allocator_steps import hashes_of
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 DECODE = InstanceId("decode-0")
@@ -208,3 +209,37 @@ def test_a_long_request_takes_no_more_of_a_batch_than_its_window_also_under_a_ne
     for key in (A, B):
         assert pool.on(Commit(key, 100, 100), 0) == []
     assert batch(pool, max_blocks=2 * num_taken) == [A, B]
+
+
+# ---- candidates with blocks in common --------------------------------------------------------------------------------
+
+
+def put_behind(pool: Pool, key: RequestKey, name: str) -> None:
+    """A candidate of four blocks, known by the letters of the name."""
+    (reserved,) = pool.on(Reserve(key, 13, hashes=hashes_of(name, 3)), 0)
+    assert isinstance(reserved, Reserved) and reserved.blocks
+    assert pool.on(Commit(key, 13, 100), 0) == []
+
+
+def test_blocks_that_candidates_have_in_common_count_once_in_a_batch() -> None:
+    pool = pool_of(99)
+    for key in range(1, 6):
+        put_behind(pool, RequestKey(key), "aaa")
+    assert batch(pool, max_blocks=3) == []
+    assert batch(pool, max_blocks=3 + 4) == [1, 2, 3, 4]
+    assert batch(pool, max_blocks=3 + 4) == [5]
+
+
+def test_candidates_of_another_prefix_do_not_end_the_search_for_those_that_fit() -> None:
+    pool = pool_of(99)
+    for key, name in ((1, "aaa"), (2, "bbb"), (3, "aab"), (4, "aaa")):
+        put_behind(pool, RequestKey(key), name)
+    assert batch(pool, max_blocks=4 + 2 + 1) == [1, 3, 4]
+
+
+def test_nearby_candidates_behind_one_prefix_fit_together() -> None:
+    pool = pool_of(99)
+    for key in range(1, 40):
+        put_behind(pool, RequestKey(key), "aaa")
+    answer = only(pool.on(FindNear(DECODE, 1, 20, max_blocks=3 + 30, max_requests=99), 0))
+    assert isinstance(answer, Candidates) and answer.keys == [*range(1, 31)]

@@ -73,7 +73,7 @@ class PoolStates(RuleBasedStateMachine):
 
     @property
     def known(self) -> dict[bytes, int]:
-        return {block_hash: int(block) for block, block_hash in self.pool._allocator._hash_of.items()}
+        return {block_hash: int(block) for block, block_hash in self.pool._allocator.known.items()}
 
     def found(self, key: RequestKey, num_tokens: int) -> list[int]:
         known, hashes = self.known, prompt_hashes(key)[: (num_tokens - 1) // BLOCK_SIZE]
@@ -174,7 +174,8 @@ class PoolStates(RuleBasedStateMachine):
 
     def named(self, keys: list[RequestKey], max_blocks: int, max_requests: int) -> None:
         assert len(keys) == len(set(keys)) <= max_requests
-        assert sum(-(-self.kept[key].num_tokens // BLOCK_SIZE) for key in keys) <= max_blocks
+        taken = [self.kept[key].blocks[: -(-self.kept[key].num_tokens // BLOCK_SIZE)] for key in keys]
+        assert len({block for blocks in taken for block in blocks}) <= max_blocks
         for key in keys:
             assert self.kept[key].is_candidate
             self.kept[key].is_candidate = False

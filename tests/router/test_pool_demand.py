@@ -269,3 +269,56 @@ def test_a_victim_that_is_given_up_leaves_the_pool_nothing_that_it_was_about_to_
     assert (POOL, Release([ONE])) in sent and (DECODE, Abort(ONE)) in sent
     script.say(DECODE, Gone([ONE]))
     assert [type(message) for to, message in script.take() if to == POOL] == [Reserve]
+
+
+# ---- common prefixes -------------------------------------------------------------------------------------------------
+
+
+def script_of(enable_prefix_caching: bool = True, **limits: Any) -> Script:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=enable_prefix_caching, **limits)
+    return script
+
+
+def submit_prompt(script: Script, key: int, prompt: list[int], tier: str = "be") -> None:
+    asked = replace(request(key, max_tokens=8), prompt=prompt, tier=tier)
+    script.say(GATEWAY, Submit(asked, predicted_len=8))
+
+
+def counted(script: Script, key: int, prompt: list[int], **options: Any) -> tuple[int, int]:
+    submit_prompt(script, key, prompt, **options)
+    demand = script.router.state.demand
+    return demand.num_blocks, demand.num_be_blocks
+
+
+def test_blocks_of_a_common_prefix_count_once_and_until_the_last_leaves() -> None:
+    """Each has ten blocks of prompt and two of output. Eight are in common; the last token's block never is."""
+    script, common = script_of(), list(range(32))
+    assert counted(script, 1, [*common, *range(100, 108)]) == (12, 12)
+    assert counted(script, 2, [*common, *range(200, 208)], tier="rt") == (12 + 4, 12)
+    assert counted(script, 3, [*common, *range(200, 208)]) == (16 + 3, 12 + 4)
+    demand = script.router.state.demand
+    for key, left in ((1, (15, 12)), (3, (12, 0)), (2, (0, 0))):
+        script.say(GATEWAY, Abort(RequestKey(key)))
+        assert (demand.num_blocks, demand.num_be_blocks) == left
+
+
+def test_as_many_behind_a_prefix_run_as_their_own_blocks_leave_room_for() -> None:
+    """Of a pool's hundred blocks, each takes 3 behind a prefix of 25, in place of 28."""
+    script = script_of(num_blocks=100)
+    common = list(range(100))
+    for key in range(1, 9):
+        submit_prompt(script, key, [*common, *[900 + key] * 4])
+        if script.state(key).phase is Phase.RESERVING:
+            script.reserve(key)
+            script.first_token(key)
+            script.saved(key)
+    assert len(reserving(script)) == 8
+
+
+@pytest.mark.parametrize("limits", [{"enable_prefix_caching": False}, {"window": 8}])
+def test_where_nothing_is_shared_each_counts_for_itself(limits: dict[str, Any]) -> None:
+    script = script_of(**limits)
+    assert counted(script, 1, list(range(40))) == (12, 12)
+    assert counted(script, 2, list(range(40))) == (24, 24)

@@ -1,0 +1,324 @@
+"""Which requests list which of the pool's blocks, and which blocks are known by the hash of all tokens up to their end.
+
+Counts belong to runs, so an event takes time for runs, not for blocks. A run is split where a request ends or continues
+differently.
+
+A block becomes known only if the block before it in the request is known, so known blocks form trees as well. Any
+number of requests may list a known block. Known blocks that no request lists are kept until their room is needed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from alignedserve.kvpool.owners import Allocation, OwnerTable, Recovered
+from alignedserve.kvpool.runs import Run, path_to, runs_of
+from alignedserve.types import PoolBlockId
+
+# The largest number of entries for kept runs at which void ones are not looked for.
+_MAX_ENTRIES = 1024
+
+
+# When a run that was kept was last used; minus the number of blocks before it; a number that tells equal ones apart.
+_Entry = tuple[int, int, int, Run]
+
+
+def _is_valid(entry: _Entry) -> bool:
+    """Returns whether the run is still kept, and was not listed since."""
+    last_used, _, _, run = entry
+    return run.last_used == last_used and bool(run.blocks) and not (run.num_needed or run.num_spares)
+
+
+class BlockTree:
+    def __init__(self, table: OwnerTable, found: Recovered) -> None:
+        """Starts from the table's content. Sets the last run of each request."""
+        self._table = table
+        # Known runs by the hash of their first block.
+        self._known: dict[bytes, Run] = {}
+        # The numbers of blocks that requests other than spares list, that several requests list, and that are kept.
+        self.num_needed = self.num_shared = self.num_kept = 0
+        # Kept runs in the order in which they go: the one last used first, and the deepest of those last used together.
+        self._kept: list[_Entry] = []
+        self._num_entries = 0
+        self._recover(found)
+
+    def _recover(self, found: Recovered) -> None:
+        # Stacks: the last freed block is used next, while it is still cached.
+        self.free = [PoolBlockId(block) for block in np.flatnonzero(~found.is_used)[::-1].tolist()]
+        ends = [end for _, end in found.allocations]
+        runs = runs_of(self._table.parents, np.flatnonzero(found.is_used), ends)
+        for run in runs.values():
+            run.hashes = [found.known[block] for block in run.blocks if block in found.known]
+            if run.hashes:
+                self._known[run.hashes[0]] = run
+            self.num_kept += len(run.blocks)
+        for allocation, end in found.allocations:
+            allocation.tail = runs[end]
+            self._list(allocation.tail, allocation.is_spare)
+        for run in runs.values():
+            if not run.is_listed:
+                self._keep(run)
+
+    # ---- finding -----------------------------------------------------------------------------------------------------
+
+    def find(self, hashes: Sequence[bytes], at_most: int) -> tuple[Run | None, int]:
+        """Returns the last run with blocks that are known by the first `at_most` hashes, and the number of blocks."""
+        num_found, tail, at_most = 0, None, min(at_most, len(hashes))
+        while num_found < at_most and (run := self._known.get(hashes[num_found])):
+            tail, most = run, min(len(run.hashes), at_most - num_found)
+            # A hash is that of all tokens up to there. If it is equal, those before it are.
+            if run.hashes[most - 1] == hashes[num_found + most - 1]:
+                num_found += most
+                continue
+            begin, known = num_found, run.hashes
+            num_found += bisect_left(range(most), True, key=lambda at: known[at] != hashes[begin + at])
+            break
+        return tail, num_found
+
+    def num_spare_of(self, tail: Run | None, num_blocks: int) -> int:
+        """Returns how many of the first `num_blocks` blocks up to this run are not needed."""
+        num_spare = 0
+        # Whatever needs a block needs those before it.
+        while tail and not tail.num_needed:
+            num_spare += num_blocks - tail.first
+            num_blocks, tail = tail.first, tail.parent
+        return num_spare
+
+    def num_kept_of(self, tail: Run | None, num_blocks: int) -> int:
+        """Returns how many of the first `num_blocks` blocks up to this run no request lists."""
+        num_kept = 0
+        while tail and not tail.is_listed:
+            num_kept += num_blocks - tail.first
+            num_blocks, tail = tail.first, tail.parent
+        return num_kept
+
+    # ---- owners ------------------------------------------------------------------------------------------------------
+
+    def take(self, tail: Run | None, num_blocks: int) -> Run | None:
+        """Lets a request list the first `num_blocks` blocks up to this run. Returns its last run."""
+        if tail and num_blocks < tail.end:
+            tail = self._split(tail, num_blocks)
+        self._list(tail, is_spare=False)
+        return tail
+
+    def extend(self, tail: Run | None, added: Sequence[PoolBlockId]) -> Run:
+        """Gives blocks that nothing uses to a request that is no spare. Returns its last run."""
+        self.num_needed += len(added)
+        if tail and tail.num_needed + tail.num_spares == 1 and not tail.num_next:
+            tail.blocks += added
+            return tail
+        if tail:
+            tail.num_next += 1
+        return Run(tail, tail.end if tail else 0, [*added], [], 1)
+
+    def change(self, tail: Run | None, is_spare: bool) -> None:
+        """Counts a request as a spare from now on, or as one no longer."""
+        step = -1 if is_spare else 1
+        while tail:
+            was_needed = tail.num_needed > 0
+            tail.num_needed += step
+            tail.num_spares -= step
+            if (tail.num_needed > 0) != was_needed:
+                self.num_needed += step * len(tail.blocks)
+            tail = tail.parent
+
+    def leave(self, tail: Run | None, num_left: int, is_spare: bool, last_used: int) -> Run | None:
+        """Lets a request, last used at `last_used`, list only the first `num_left` of its blocks. Returns its last
+        run."""
+        run = tail
+        while run and run.end > num_left:
+            if run.first < num_left:
+                self._split(run, num_left)
+            self._unlist(run, is_spare)
+            run.last_used = max(run.last_used, last_used)
+            if not run.is_listed:
+                self.free += self._cut(run)
+                if run.blocks:
+                    self._keep(run)
+            run = run.parent
+        return run
+
+    def _list(self, tail: Run | None, is_spare: bool) -> None:
+        while tail:
+            size, num_before = len(tail.blocks), tail.num_needed + tail.num_spares
+            if is_spare:
+                tail.num_spares += 1
+            else:
+                self.num_needed += 0 if tail.num_needed else size
+                tail.num_needed += 1
+            if num_before == 1:
+                self.num_shared += size
+            elif not num_before:
+                self.num_kept -= size
+            tail = tail.parent
+
+    def _unlist(self, run: Run, is_spare: bool) -> None:
+        size = len(run.blocks)
+        if is_spare:
+            run.num_spares -= 1
+        else:
+            run.num_needed -= 1
+            self.num_needed -= 0 if run.num_needed else size
+        num_owners = run.num_needed + run.num_spares
+        if num_owners == 1:
+            self.num_shared -= size
+        elif not num_owners:
+            self.num_kept += size
+
+    def _split(self, run: Run, num_before: int) -> Run:
+        """Cuts the run at the block with this number. Returns the first part. `run` remains the last run of its
+        requests."""
+        count = num_before - run.first
+        upper = Run(
+            run.parent,
+            run.first,
+            run.blocks[:count],
+            run.hashes[:count],
+            run.num_needed,
+            run.num_spares,
+            1,
+            run.last_used,
+        )
+        run.parent, run.first = upper, num_before
+        del run.blocks[:count], run.hashes[:count]
+        for part in (upper, run):
+            if part.hashes:
+                self._known[part.hashes[0]] = part
+        return upper
+
+    # ---- content -----------------------------------------------------------------------------------------------------
+
+    def publish(self, tail: Run, first: int, hashes: Sequence[bytes]) -> bool:
+        """Makes a request's blocks known by these hashes, from number `first` on. Returns False and changes nothing if
+        the block before them is not known, because nothing can follow it, or if others are known by these hashes."""
+        parent, num_known = tail.parent, first - tail.first
+        if num_known != len(tail.hashes):
+            return False
+        if not num_known:
+            follows = len(parent.hashes) == len(parent.blocks) if parent else True
+            if not follows or hashes[0] in self._known:
+                return False
+            self._known[hashes[0]] = tail
+        blocks = tail.blocks[num_known : num_known + len(hashes)]
+        self._table.publish(np.array(blocks, np.int64), hashes)
+        tail.hashes += hashes
+        return True
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Lets no further request have the blocks known by these hashes, nor those that continue them."""
+        if (run := self._known.get(hashes[0]) if hashes else None) is None:
+            return
+        below = self._table.known_below(run.blocks[:1])
+        self._table.forget(below)
+        forgotten = {*below}
+        for run in [each for each in self._known.values() if each.blocks[0] in forgotten]:
+            del self._known[run.hashes[0]]
+            run.hashes = []
+            if not run.is_listed:
+                self.free += self._cut(run)
+
+    @property
+    def known(self) -> dict[PoolBlockId, bytes]:
+        """The hashes of all known blocks. Collected anew each time."""
+        return {
+            block: each
+            for run in self._known.values()
+            for block, each in zip(run.blocks, run.hashes, strict=False)
+        }
+
+    # ---- room --------------------------------------------------------------------------------------------------------
+
+    @property
+    def oldest_kept(self) -> Run | None:
+        """The kept blocks that go first, from its end on. None: none are kept."""
+        while self._kept:
+            if _is_valid(self._kept[0]):
+                return self._kept[0][-1]
+            heappop(self._kept)
+        return None
+
+    def drop_kept(self, at_most: int, until: int) -> None:
+        """Frees the kept blocks that go first, as far as they were last used at `until` or before."""
+        dropped = list[PoolBlockId]()
+        while len(dropped) < at_most and (run := self.oldest_kept) and run.last_used <= until:
+            num_left = max(len(run.blocks) - at_most + len(dropped), 0)
+            if not num_left:
+                del self._known[run.hashes[0]]
+            del run.hashes[num_left:]
+            dropped += self._cut(run)
+        self._table.forget(dropped)
+        self.free += dropped
+
+    def _cut(self, run: Run) -> list[PoolBlockId]:
+        """Takes the blocks that are not known from a run that no request lists. Returns them, the last one first."""
+        num_known = len(run.hashes)
+        taken = run.blocks[: num_known - 1 if num_known else None : -1]
+        del run.blocks[num_known:]
+        self.num_kept -= len(taken)
+        if not num_known and run.parent:
+            run.parent.num_next -= 1
+        return taken
+
+    def _keep(self, run: Run) -> None:
+        self._num_entries += 1
+        heappush(self._kept, (run.last_used, -run.first, self._num_entries, run))
+        if len(self._kept) > _MAX_ENTRIES + 2 * self.num_kept:
+            self._kept = [*filter(_is_valid, self._kept)]
+            heapify(self._kept)
+
+    # ---- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self, allocations: Collection[Allocation]) -> None:
+        """Raises unless every block is listed, kept or free, and the counts are those of these requests."""
+        listed = dict.fromkeys(run for each in allocations for run in path_to(each.tail))
+        kept = dict.fromkeys(run for *_, run in filter(_is_valid, self._kept))
+        num_listed = sum(len(run.blocks) for run in listed)
+        if num_listed + self.num_kept + len(self.free) != self._table.size:
+            raise RuntimeError(
+                f"{num_listed} blocks used + {self.num_kept} kept + {len(self.free)} free "
+                f"!= {self._table.size} in all"
+            )
+        runs = [*listed, *kept]
+        distinct = {*self.free, *(block for run in runs for block in run.blocks)}
+        if len(distinct) != self._table.size:
+            raise RuntimeError(f"{len(distinct)} distinct blocks of {self._table.size}")
+        self._check_counts(allocations, runs)
+        num_known = sum(len(run.hashes) for run in runs)
+        if self._table.num_known != num_known or {*self._known.values()} != {
+            run for run in runs if run.hashes
+        }:
+            raise RuntimeError(
+                f"the owner table has {self._table.num_known} known blocks, and there are {num_known} "
+                f"in {len(self._known)} runs"
+            )
+
+    def _check_counts(self, allocations: Iterable[Allocation], runs: Iterable[Run]) -> None:
+        needed, spares, following = Counter[Run](), Counter[Run](), Counter(run.parent for run in runs)
+        for each in allocations:
+            (spares if each.is_spare else needed).update(path_to(each.tail))
+        for run in runs:
+            if (run.num_needed, run.num_spares) != (needed[run], spares[run]):
+                raise RuntimeError(
+                    f"block {run.blocks[0]} counts {run.num_needed} requests and {run.num_spares} spares, "
+                    f"and {needed[run]} requests and {spares[run]} spares list it"
+                )
+            if (run.num_next, run.first) != (following[run], run.parent.end if run.parent else 0):
+                raise RuntimeError(
+                    f"block {run.blocks[0]} follows {run.first} blocks, and {run.num_next} runs follow it; "
+                    f"{run.parent.end if run.parent else 0} and {following[run]} should"
+                )
+        sums = (
+            sum(len(run.blocks) for run in runs if needed[run]),
+            sum(len(run.blocks) for run in runs if needed[run] + spares[run] > 1),
+            sum(len(run.blocks) for run in runs if not run.is_listed),
+        )
+        if sums != (self.num_needed, self.num_shared, self.num_kept):
+            raise RuntimeError(
+                f"{self.num_needed} blocks are counted as needed, {self.num_shared} as shared, {self.num_kept} as "
+                f"kept; {sums} are"
+            )
