@@ -242,9 +242,9 @@ class DecodeView(Process):
     def blocks_of(self, request: RoutedRequest) -> int:
         """Returns how many of its blocks a request takes when its KV is loaded from the pool, beside those that others
         have there."""
-        num_loaded = self._num_loaded(request)
-        hashes = self._shared_hashes(request, num_loaded)
-        return num_loaded - self.hello.limits.span.num_groups * self.prefixes.num_found(hashes)
+        num_loaded, num_groups = self._num_loaded(request), self.hello.limits.span.num_groups
+        num_found = self.prefixes.num_found(self._shared_hashes(request))
+        return num_loaded - num_groups * min(num_found, num_loaded // num_groups)
 
     def _num_loaded(self, request: RoutedRequest) -> int:
         span = self.hello.limits.span
@@ -254,12 +254,12 @@ class DecodeView(Process):
             return num_pooled
         return min(num_pooled, span.num_held(request.num_cached, request.num_tokens))
 
-    def _shared_hashes(self, request: RoutedRequest, num_blocks: int) -> list[bytes]:
-        """Returns the hashes of those of a request's `num_blocks` blocks that it may have in common with others."""
+    def _shared_hashes(self, request: RoutedRequest) -> list[bytes]:
+        """Returns the hashes of the blocks that the request may have in common with others."""
         limits = self.hello.limits
         if not limits.enable_prefix_caching or limits.window or not request.may_share:
             return []
-        return request.block_hashes(limits.block_size)[: num_blocks // limits.span.num_groups]
+        return request.block_hashes(limits.block_size)
 
     def blocks_to_run(self, request: RoutedRequest) -> int:
         """Returns the same, plus another column for the request's next tokens."""
@@ -320,7 +320,7 @@ class DecodeView(Process):
             self.batch_since_s = now
         span = self.hello.limits.span
         num_blocks = self._num_loaded(request) or span.num_held(request.num_cached, request.num_tokens)
-        hashes = self._shared_hashes(request, num_blocks)
+        hashes = self._shared_hashes(request)[: num_blocks // span.num_groups]
         self.prefixes.put(request, hashes, is_running=False)
         num_own = num_blocks + span.num_groups * (1 - len(hashes))
         (self.batch if is_batch else self.near)[request.key] = num_own
@@ -328,8 +328,8 @@ class DecodeView(Process):
             self.be_promised[request.key] = num_own
 
     def add_running(self, request: RoutedRequest) -> None:
-        num_blocks = self.hello.limits.span.num_held(request.num_cached, request.num_tokens)
-        self.prefixes.put(request, self._shared_hashes(request, num_blocks), is_running=True)
+        # A running request has all blocks of its prompt, or will soon.
+        self.prefixes.put(request, self._shared_hashes(request), is_running=True)
         self.running[request.key] = None
         if not request.is_rt:
             self.be_running[request.key] = None
