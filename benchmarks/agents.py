@@ -62,7 +62,7 @@ class Agents:
         self.island.gateways[0].listeners.append(self._ended)
 
     def start(self, num_agents: int, seed: int) -> None:
-        common = [Random(f"instructions {seed}").randrange(VOCABULARY) for _ in range(NUM_COMMON)]
+        common = Random(f"instructions {seed}").choices(range(VOCABULARY), k=NUM_COMMON)
         self.num_new += NUM_COMMON
         for number in range(num_agents):
             dice = Random(f"{seed} {number}")

@@ -47,7 +47,8 @@ class BlockTable:
         self._pulling: ScheduledRequests = {}
         self._running: ScheduledRequests = {}
         self._leaving: ScheduledRequests = {}
-        # Requests that were aborted under a copy. They hold their blocks until it ends.
+        # Requests that will not run again and hold their blocks: aborted ones until their copy ends, and ended ones
+        # until the pool has their KV.
         self._dying: ScheduledRequests = {}
         # Read-only views for other code.
         self.pulling: Mapping[RequestKey, ScheduledRequest] = self._pulling
@@ -114,6 +115,13 @@ class BlockTable:
 
     def ended(self, key: RequestKey) -> None:
         self._free(self._running.pop(key))
+
+    def hold(self, key: RequestKey) -> None:
+        """Reports that the request has ended. It holds its blocks, and no slot, until `let_go`."""
+        self._dying[key] = self._running.pop(key)
+
+    def let_go(self, key: RequestKey) -> None:
+        self._bury(key)
 
     def drop(self, request: ScheduledRequest) -> None:
         self.ended(request.key)

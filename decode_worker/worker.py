@@ -5,6 +5,7 @@ An iteration has everything it needs when it starts. It does not wait for the ro
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
@@ -42,6 +43,10 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import HAS_BLOCK, TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
+# Seconds for which a complete answer holds its blocks at most before it is saved. The router answers within
+# milliseconds, unless it or the pool stands still. Others need the blocks then.
+HOLD_S = 0.5
+
 
 class DecodeWorker(Worker):
     computes_prompts = False
@@ -74,8 +79,8 @@ class DecodeWorker(Worker):
         self._addresses: dict[InstanceId, str] = {}
         # Requests that were aborted under a copy, with the message to send when it has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
-        # Requests with a complete answer that wait for Evict or Abort.
-        self._ended: set[RequestKey] = set()
+        # Requests with a complete answer that wait for Evict or Abort, with the time of their end.
+        self._ended: dict[RequestKey, float] = {}
         # These are sent before the next report, which may name the same requests for eviction again.
         self._failed_evictions: list[AnyMessage] = []
         self._report = DecodeReport.empty()
@@ -153,8 +158,7 @@ class DecodeWorker(Worker):
     def drop_orders(self) -> None:
         self.schedule.policy.expect(0, 0, self._clock())
         self.prompts.forget_waiting()
-        for key in [key for key in self._ended if key not in self.copies]:
-            self._let_go(key, Gone([key]))
+        self._let_all_go(math.inf)
         for key in self.schedule.drop_candidates():
             self._abort(key, None)
         self.copies.stop()
@@ -247,27 +251,36 @@ class DecodeWorker(Worker):
         """Handles the end of a save. Without an error, the pool has the KV of the request's first `num_tokens`
         tokens."""
         (key,) = outcome.keys
-        if outcome.error is None:
+        if key in self._ended:
+            is_saved = outcome.error is None and key not in self._last_messages
+            if is_saved:
+                self._report.evicted.append((key, num_tokens))
+            self._let_go(key, None if is_saved else Gone([key]))
+        elif outcome.error is None:
             self.prompts.ended(self._requests[key])
             if self.schedule.blocks.evicted(key):
                 self._report.evicted.append((key, num_tokens))
             self._leave(key)
-        elif key in self._ended:
-            self._let_go(key, Gone([key]))
         elif self.schedule.blocks.evict_failed(key):
             self.engine.join(self._requests[key])
             self._failed_evictions.append(Failed(key, "evict", outcome.error))
         else:
             self._leave(key)
 
+    def _let_all_go(self, before_s: float) -> None:
+        """Releases requests that ended before this time and are not being saved."""
+        for key in [key for key, ended_s in self._ended.items() if ended_s < before_s]:
+            if key not in self.copies:
+                self._let_go(key, Gone([key]))
+
     def _let_go(self, key: RequestKey, message: Gone | None) -> None:
         """Releases a request with a complete answer. It has no copy in progress."""
-        self.schedule.blocks.evicted(key)
+        self.schedule.blocks.let_go(key)
         self._leave(key, message)
 
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
         """Releases a request that does not run and has no copy in progress."""
-        self._ended.discard(key)
+        self._ended.pop(key, None)
         self.engine.release(self._requests.pop(key))
         self.prompts.left(key)
         last_message = self._last_messages.pop(key) if key in self._last_messages else message
@@ -275,6 +288,11 @@ class DecodeWorker(Worker):
             self._outbox.append(last_message)
 
     # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Step:
+        if self._ended:
+            self._let_all_go(self._clock() - HOLD_S)
+        return super().begin()
 
     def _carry_out(self, plan: DecodePlan) -> Sequence[tuple[Request, int]]:
         self.patience_s = plan.hold_s or None
@@ -339,8 +357,8 @@ class DecodeWorker(Worker):
         request = self._requests[key]
         self.prompts.ended(request)
         if last.finish_reason in WHOLE_ANSWERS and self._may_go_on(key, request):
-            self.schedule.blocks.evict(key)
-            self._ended.add(key)
+            self.schedule.blocks.hold(key)
+            self._ended[key] = self._clock()
             self._report.ended.append(key)
         else:
             self.schedule.blocks.ended(key)
@@ -349,7 +367,9 @@ class DecodeWorker(Worker):
     def _may_go_on(self, key: RequestKey, request: Request) -> bool:
         """Returns whether later prompts may begin with this one and full blocks of its answer."""
         wanted, size = self.schedule.blocks.running[key].work.request, self.engine.format.block_size
-        shares = wanted.has_next_turn and self.prompts.prefix_cache.is_enabled and not self.computes_prompts
+        # With a window, the pool knows no content.
+        may_be_known = not (self.computes_prompts or self.engine.span.window)
+        shares = wanted.has_next_turn and self.prompts.prefix_cache.is_enabled and may_be_known
         return shares and request.num_computed // size > len(wanted.prompt) // size
 
     def _finished(self, step: Step) -> list[AnyMessage]:

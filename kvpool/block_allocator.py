@@ -131,6 +131,9 @@ class BlockAllocator:
             dropped = self._make_room(num_missing, needs_row=True, drops_spares=not is_optional)
             allocation = self._begin(key, tail, num_found, hashes)
         else:
+            if allocation.is_new and hashes:
+                # A new router says what an earlier one has reserved it for, and its tokens may differ.
+                allocation.hashes = hashes
             self._enter(allocation, AllocationState.RESERVED)
             dropped = self._make_room(num_missing, needs_row=False, drops_spares=not is_optional)
         allocation.deadline_s = deadline_s
@@ -244,9 +247,9 @@ class BlockAllocator:
             if kept and kept.last_used <= latest:
                 self._tree.drop_kept(num_short, latest)
                 continue
-            if spare is None:
+            if spare is None or not drops_spares:
                 raise RuntimeError(
-                    f"{num_missing} blocks are needed, {self.num_free_blocks} are free and nothing is spare"
+                    f"{num_missing} blocks are needed, {self.num_free_blocks} are free and nothing may be dropped"
                 )
             # Whatever needs its last blocks needs those before them.
             if spare.tail and not spare.tail.num_needed:

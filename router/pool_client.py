@@ -41,9 +41,9 @@ class PoolClient:
         prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)
         if not answer:
             return False
-        if state.blocks:
-            state.lose_blocks()
-            self.release([state.key])
+        # The pool may have a spare of it that the router does not count.
+        state.lose_blocks()
+        self.release([state.key])
         self._number += 1
         state.reserve_number = self._number
         num_tokens = (len(prompt) + len(answer)) * block_size
@@ -83,7 +83,11 @@ class PoolClient:
         """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong. Whether any of it
         is known matters little, and an instance that would say so may be gone."""
         if pool := self._router.cluster.pool:
-            self.send(Forget(state.block_hashes(pool.hello.limits.block_size)))
+            hashes = state.block_hashes(pool.hello.limits.block_size)
+            self.send(Forget(hashes))
+            # Others may have loaded it, and must not make it known again.
+            for each in self._router.requests if hashes else ():
+                each.is_alone |= each.begins_with(hashes[0])
         else:
             self._distrusted.append(state)
 

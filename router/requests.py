@@ -49,7 +49,8 @@ class Phase(Enum):
     MAKING_ROOM = "making room"
     # Its KV is on its way from a decode instance to the pool.
     EVICTING = "evicting"
-    # Instances were told to forget the request, and may still read or write its pool blocks.
+    # Instances were told to forget the request, or to save its complete answer, and may still read or write its pool
+    # blocks.
     LEAVING = "leaving"
 
 
@@ -92,7 +93,7 @@ class RequestState:
     # Whether its client has its answer, or is gone.
     is_finished: bool = False
 
-    # ---- instances that were told to forget it and have not confirmed that: written by `Recaller` ----
+    # ---- instances that may still have it, though it is LEAVING: written by `Recaller` and `EndedAnswers` ----
     pending_aborts: list[InstanceId] = field(default_factory=list)
     # Whether the pool was asked for room for its complete answer. Written by `EndedAnswers`.
     wants_answer_kept: bool = False
@@ -107,7 +108,7 @@ class RequestState:
     blocks: list[PoolBlockId] = field(default_factory=list)
     # The number of its first tokens with KV that other requests had left there.
     num_found: int = 0
-    # Whether it shares no KV in the pool, because a copy of what it had there has failed.
+    # Whether it shares no KV in the pool, because a copy of what it had there has failed, or that may be wrong.
     is_alone: bool = False
     # The number of its last Reserve. Answers to earlier ones are void.
     reserve_number: int = 0
@@ -195,6 +196,10 @@ class RequestState:
             self._hasher = BlockHasher(block_size, wanted.cache_salt, wanted.adapter)
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
+
+    def begins_with(self, block_hash: bytes) -> bool:
+        """Whether that is the hash of its first block, as far as it was hashed."""
+        return self._block_hashes is not None and self._block_hashes[:1] == [block_hash]
 
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.

@@ -38,7 +38,8 @@ def make_arrivals(random: Random, plan: Plan) -> Iterator[Arrive | Leave]:
         for _ in range(burst_len):
             key += 1
             arrive = _next_turn(earlier, _arrival(random, plan, RequestKey(key), at_s, usual))
-            earlier.append(arrive)
+            if arrive.earlier is None:
+                earlier.append(arrive)
             yield arrive
             if random.random() < leaving:
                 yield _departure(random, RequestKey(key), at_s)
@@ -93,7 +94,7 @@ def _next_turn(earlier: Sequence[Arrive], arrive: Arrive) -> Arrive:
     last = earlier[-random.choice([1, 2, 5, 20]) :][:1]
     if not last or random.random() < 0.75:
         return arrive
-    turn = replace(last[0], earlier=None)
+    (turn,) = last
     num_before = turn.prompt_len + min(turn.output_len, turn.max_tokens or turn.output_len)
     prompt_len = min(num_before + random.randint(1, 40), MAX_MODEL_LEN - 1)
     return replace(arrive, earlier=turn, prompt_len=prompt_len, salt=turn.salt, adapter=turn.adapter)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.decode_worker import worker
 from alignedserve.protocol.messages import Commit, DecodeReport, Evict, Release, Reserve, Reserved
 from alignedserve.types import RequestKey
 from tests.engine.helpers import greedy_params
@@ -130,8 +131,8 @@ def test_a_new_pool_lets_it_go(island: Keeping, is_saving: bool) -> None:
         island.save(entry)
     entry.place = "saving"
     island.memory = np.zeros_like(island.memory)
-    for worker in island.workers:
-        worker.use_pool(island.memory)
+    for each in island.workers:
+        each.use_pool(island.memory)
     island.finish()
     assert engine_of(island.decode).num_free_blocks == engine_of(island.decode).num_blocks
 
@@ -146,13 +147,27 @@ def test_an_abort_while_it_is_saved_ends_it_after_the_copy(island: Keeping) -> N
     assert not any(report.evicted for report in island.reports)
 
 
+def test_without_an_order_it_is_let_go_after_a_while(
+    island: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a router or a pool that stands still takes no memory from others."""
+    entry = island.say()
+    island._recall = lambda entry: setattr(entry, "place", "leaving")  # type: ignore[method-assign]
+    turn_until(island, lambda: island.held)
+    island.decode.step()
+    assert engine_of(island.decode).num_free_blocks < engine_of(island.decode).num_blocks
+    monkeypatch.setattr(worker, "HOLD_S", -1.0)
+    island.finish()
+    assert entry.place == "over" and not any(report.evicted for report in island.reports)
+
+
 def test_a_dead_router_leaves_nothing(island: Keeping) -> None:
     entry = island.say()
     island._recall = lambda entry: None  # type: ignore[method-assign]
     turn_until(island, lambda: island.held)
-    for worker in island.workers:
-        worker.drop_all()
-        engine_of(worker).check_idle()
+    for each in island.workers:
+        each.drop_all()
+        engine_of(each).check_idle()
     entry.place = "over"
     island.pool.on(Release([entry.key]), now=0.0)
     island.finish()

@@ -50,7 +50,8 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
     match dice.choice((*steps, "lapse", "forget") if dice.random() < 0.5 else steps):
         case "reserve":
             is_optional = num_tokens % 5 == 0
-            allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional)
+            grant = allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional)
+            assert not (is_optional and grant and grant.dropped)
         case "commit":
             allocator.commit(key, num_tokens)
         case "spare":

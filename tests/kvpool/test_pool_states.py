@@ -45,6 +45,8 @@ class Kept:
     state: AllocationState = AllocationState.RESERVED
     deadline_s: float = 0
     is_candidate: bool = False
+    # Nothing was committed, and it was no spare.
+    is_new: bool = False
 
 
 class PoolStates(RuleBasedStateMachine):
@@ -90,7 +92,7 @@ class PoolStates(RuleBasedStateMachine):
             self.forget(key)
         elif kept.state is not AllocationState.SPARE:
             kept.blocks = kept.blocks[: -(-kept.num_tokens // BLOCK_SIZE)]
-            kept.state, kept.is_candidate = AllocationState.SPARE, False
+            kept.state, kept.is_candidate, kept.is_new = AllocationState.SPARE, False, False
             self.spares.append(key)
 
     @rule(key=KEYS, num_tokens=COUNTS)
@@ -120,7 +122,11 @@ class PoolStates(RuleBasedStateMachine):
         assert [self.content[block] for block in found] == prompt_hashes(key)[: len(found)]
         self.forget(key)
         self.kept[key] = Kept(
-            list(answer.blocks), answer.num_tokens, AllocationState.RESERVED, self.now + LAPSE_S
+            list(answer.blocks),
+            answer.num_tokens,
+            AllocationState.RESERVED,
+            self.now + LAPSE_S,
+            is_new=kept.is_new if kept else True,
         )
 
     @rule(key=KEYS, num_tokens=COUNTS, due_in_s=st.integers(0, 4), is_candidate=st.booleans())
@@ -188,9 +194,13 @@ class PoolStates(RuleBasedStateMachine):
             for key, kept in self.kept.items()
             if kept.state is AllocationState.RESERVED and kept.deadline_s <= self.now
         ]
-        lost = [key for key in late if not self.kept[key].num_tokens]
+        # An instance may still be computing a prompt of which nothing was committed.
+        lost = [key for key in late if self.kept[key].is_new or not self.kept[key].num_tokens]
         for key in late:
-            self.fall_back(key)
+            if key in lost:
+                self.forget(key)
+            else:
+                self.fall_back(key)
         answers = self.pool.tick(self.now)
         assert len(answers) == len(lost) and all(gone(key) in answers for key in lost)
 

@@ -73,6 +73,13 @@ def is_gone(script: Script) -> None:
     script.router.check_idle()
 
 
+def is_gone_after_commit(script: Script) -> None:
+    sent = [message for name, message in script.take() if name == POOL]
+    assert [type(message) for message in sent] == [Commit, Release]
+    assert script.router.is_idle
+    script.router.check_idle()
+
+
 def test_the_pool_gets_what_it_lacks_and_keeps_it_without_the_request() -> None:
     script = script_of()
     running(script)
@@ -87,11 +94,8 @@ def test_the_pool_gets_what_it_lacks_and_keeps_it_without_the_request() -> None:
     order = script.take_one(Evict, DECODE)
     assert (order.blocks, order.num_saved) == ([10, 11, 30], 8)
     script.decode(evicted=[(ONE, 12)])
-    sent = [message for name, message in script.take() if name == POOL]
-    assert [type(message) for message in sent] == [Commit, Release]
-    assert isinstance(sent[0], Commit) and (sent[0].num_tokens, sent[0].is_candidate) == (12, False)
-    assert script.router.is_idle
-    script.router.check_idle()
+    assert (POOL, Commit(ONE, 12, script.sent[0][1].due_s, is_candidate=False)) == script.sent[0]  # type: ignore[attr-defined]
+    is_gone_after_commit(script)
 
 
 def test_its_client_has_the_end_at_once_and_it_counts_no_more() -> None:
@@ -185,6 +189,29 @@ def test_the_pool_dies_while_the_answer_is_saved() -> None:
     script.take()
     script.decode(evicted=[(ONE, 12)])
     assert script.router.is_idle
+
+
+def test_a_victim_whose_answer_ends_before_its_order_comes_is_saved_as_far_as_it_may() -> None:
+    script = script_of()
+    running(script)
+    script.decode(wants_evicted=[ONE])
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12, 13, 14), num_tokens=8))
+    assert script.take_one(Evict, DECODE).key == ONE
+    end(script)
+    script.decode(evicted=[(ONE, 15)])
+    is_gone_after_commit(script)
+    script.gone(DECODE)
+    assert not script.take()
+
+
+def test_an_answer_behind_kv_that_may_be_wrong_is_let_go() -> None:
+    script = script_of()
+    running(script)
+    other = replace(request(2, num_prompt=NUM_PROMPT), has_next_turn=True)
+    script.say(GATEWAY, Submit(other))
+    script.reserve(2)
+    script.first_token(2, finish_reason="error", error="NaN", is_spoilt=True)
+    assert end(script) == [(DECODE, Abort(ONE))]
 
 
 def test_its_gateway_dies() -> None:

@@ -79,8 +79,7 @@ def test_an_answer_without_a_next_turn_is_not_kept() -> None:
     assert num_computed(island)[turns[-1].key] > NUM_NEW + NUM_OUTPUT + 2 * BLOCK_SIZE
 
 
-def test_a_small_pool_serves_those_that_run_first() -> None:
-    """The pool has room for hardly more than one of them, so few answers stay there; all is computed right."""
+def test_a_pool_with_hardly_any_room_changes_no_token() -> None:
     chats = [chat(number, num_turns=3) for number in range(1, 7)]
     asked = in_order(chats)
     play(island_of(pool_blocks=32, decode=limits(num_blocks=40)), asked)
