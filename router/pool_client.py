@@ -34,15 +34,17 @@ class PoolClient:
 
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
+        pool = self._router.cluster.pool
+        return state.block_hashes(pool.hello.limits.block_size) if pool and self.shares(state) else []
+
+    def shares(self, state: RequestState) -> bool:
+        """Returns whether a request without blocks gets its prompt's KV from others, and they get it from this one."""
         pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
         shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
         if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
-            return []
-        limits = pool.hello.limits
+            return False
         # With a window, saved columns may lack the blocks of sliding groups.
-        if limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")):
-            return []
-        return state.block_hashes(limits.block_size)
+        return not (pool.hello.limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")))
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
