@@ -136,6 +136,10 @@ class BlockAllocator:
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._allocations
 
+    def blocks_of(self, key: RequestKey) -> list[PoolBlockId]:
+        allocation = self._allocations.get(key)
+        return allocation.blocks if allocation else []
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 

@@ -45,7 +45,7 @@ class PrefillDispatch:
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
-            if self._pool.shares(state) and not _ends_at_once(state):
+            if self._pool.brings_prefix(state) and not _ends_at_once(state):
                 self._router.prefill_queue.prefixes.add(state)
             self._pool.reserve(state, _num_tokens_to_reserve(state))
 

@@ -9,6 +9,7 @@ from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
+from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
 
 
@@ -35,16 +36,21 @@ class PoolClient:
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
         pool = self._router.cluster.pool
-        return state.block_hashes(pool.hello.limits.block_size) if pool and self.shares(state) else []
+        if pool is None or state.blocks or state.request.needs_whole_prompt or not self._shares(state):
+            return []
+        return state.block_hashes(pool.hello.limits.block_size)
 
-    def shares(self, state: RequestState) -> bool:
-        """Returns whether a request without blocks gets its prompt's KV from others, and they get it from this one."""
+    def _shares(self, state: RequestState) -> bool:
         pool, prefills = self._router.cluster.pool, self._router.cluster.prefills
-        shares = bool(prefills) and prefills[0].hello.limits.enable_prefix_caching and not state.is_alone
-        if not (pool and shares) or state.blocks or state.request.needs_whole_prompt:
+        if not (pool and prefills) or state.is_alone:
             return False
         # With a window, saved columns may lack the blocks of sliding groups.
-        return not (pool.hello.limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")))
+        is_whole = not (pool.hello.limits.window or is_lossy(pool.hello.fingerprint.get("encoding", "")))
+        return is_whole and prefills[0].hello.limits.enable_prefix_caching
+
+    def brings_prefix(self, state: RequestState) -> bool:
+        """Returns whether the pool will have the prompt's KV for others once it is saved."""
+        return not (state.blocks or state.request.needs_whole_prompt) and self._shares(state)
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
@@ -75,7 +81,9 @@ class PoolClient:
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)
-        self.send(Commit(state.key, state.num_cached, due_s, is_candidate))
+        has_group = is_candidate and not state.is_rt and self._shares(state)
+        group = prefix_group(state.prefix_hashes) if has_group else 0
+        self.send(Commit(state.key, state.num_cached, due_s, is_candidate, group))
 
     def release(self, keys: Sequence[RequestKey]) -> None:
         if keys:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import DecodeReport, Request
+from alignedserve.router import pool_client
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import make_request, prompt_of
@@ -72,6 +73,32 @@ def test_a_copy_moves_what_is_missing(link: str, what: str, every_s: float) -> N
     assert shared.num_bytes(what) == (num_blocks - num_skipped) * block_bytes
     assert sum(each.num_not_copied for each in shared.all) == num_skipped * BLOCK_SIZE
     assert not any(each.num_not_copied for each in plain.all)
+
+
+def test_lines_that_begin_alike_run_together_however_they_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are twelve prefixes, and the decode instance has room for two of them and some lines."""
+
+    def num_loaded_bytes() -> int:
+        mixed = [
+            replace(
+                make_request(key, NUM_COMMON + NUM_OWN, 60, arrival_s=0.0, tier="be"),
+                prompt=[7 + key % 12] * NUM_COMMON + [key] * NUM_OWN,
+            )
+            for key in range(1, 49)
+        ]
+        num_own = -(-(NUM_OWN + 60) // BLOCK_SIZE)
+        few = limits(num_blocks=2 * NUM_COMMON // BLOCK_SIZE + 8 * num_own)
+        island, reports = (
+            small_island("aligned", **ROOMY | {"decode": few}, enable_prefix_caching=True),
+            Reports(),
+        )
+        island.router.observers.append(reports)
+        play(island, mixed)
+        return reports.num_bytes("load")
+
+    together = num_loaded_bytes()
+    monkeypatch.setattr(pool_client, "prefix_group", lambda hashes: 0)
+    assert together < 0.8 * num_loaded_bytes()
 
 
 def test_what_they_have_in_common_takes_its_room_once() -> None:
