@@ -14,7 +14,7 @@ from alignedserve.router import pool_client
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import make_request, prompt_of
-from tests.sim.islands import BLOCK_SIZE, every_policy, limits, play, small_island
+from tests.sim.islands import BLOCK_SIZE, COST, every_policy, limits, play, small_island
 
 NUM_BLOCKS = 400
 NUM_LINES, NUM_COMMON, NUM_OWN = 8, 160, 40
@@ -135,3 +135,23 @@ def test_all_get_their_tokens_in_little_memory(policy: str, layout: str) -> None
     island.router.observers.append(reports)
     play(island, asked)
     assert layout == "colocated" or any(each.num_not_copied for each in reports.all)
+
+
+def test_attention_to_what_they_have_in_common_takes_its_time_once() -> None:
+    """Of the same lines on the same devices: one reads for each request, and the other one reads once."""
+    slow = replace(COST, decode_attention_s=1e-4)
+
+    def seconds(saving: float, **options: Any) -> float:
+        cost = replace(slow, shared_saving=saving)
+        return run(0.0, cost=cost, **options)[0].now
+
+    each, half, once = (seconds(saving, enable_prefix_caching=True) for saving in (0.0, 0.5, 1.0))
+    assert each > 1.2 * half > 1.2 * once
+    # Where nothing is shared, nothing is saved.
+    assert seconds(0.0) == seconds(1.0)
+
+
+def test_a_decode_instance_predicts_what_it_takes() -> None:
+    cost = replace(COST, decode_attention_s=1e-4, shared_saving=0.9)
+    _, reports = run(0.0, cost=cost, enable_prefix_caching=True)
+    assert [each.pace for each in reports.all] == pytest.approx([1.0] * len(reports.all), abs=0.01)
