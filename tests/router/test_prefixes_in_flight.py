@@ -36,7 +36,7 @@ def prompt(key: int, num_common: int = NUM_COMMON, num_own: int = NUM_OWN, kind:
     return [kind] * num_common + [key] * num_own
 
 
-def submit(script: Script, *keys: int, tier: str = "be", max_tokens: int = 10, **parts: int) -> None:
+def submit(script: Script, *keys: int, tier: str = "be", max_tokens: int = 10, **parts: Any) -> None:
     for key in keys:
         one = replace(request(key, max_tokens=max_tokens), tier=tier, prompt=prompt(key, **parts))
         script.say(GATEWAY, Submit(one))
@@ -156,10 +156,11 @@ def test_what_follows_a_prefix_in_the_pool_is_waited_for() -> None:
         pytest.param({}, {"max_tokens": 1}, True, id="it is not saved itself"),
     ],
 )
-def test_a_wait_has_to_pay(first: dict[str, int], second: dict[str, int], waits: bool) -> None:
+def test_a_wait_has_to_pay(first: dict[str, Any], second: dict[str, Any], waits: bool) -> None:
     script = script_of()
-    submit(script, 1, **{"num_common": TOKENS_PER_HASH} | first)
-    submit(script, 2, **{"num_common": TOKENS_PER_HASH} | second)
+    usual: dict[str, Any] = {"num_common": TOKENS_PER_HASH}
+    submit(script, 1, **usual | first)
+    submit(script, 2, **usual | second)
     assert asked(script) == ([1] if waits else [1, 2])
 
 
