@@ -226,7 +226,7 @@ class Boundary:
             ):
                 request.last_run = number
                 run.append(request.key)
-                lengths.append(num_tokens)
+                lengths.append(num_tokens - request.num_saved)
                 found.append(requests[index])
         num_in_chunks = sum(count for _, count in self.chunks) if self.chunks else 0
         self.num_tokens_left = self.limits.max_num_batched_tokens - num_in_chunks - len(lengths)
@@ -259,7 +259,7 @@ class Boundary:
         if scheduled.keeps_inputs:
             self.num_restored += scheduled.num_cached
         if scheduled.num_pending == 1:
-            self.lengths.append(scheduled.num_tokens)
+            self.lengths.append(scheduled.num_read)
         else:
             self.chunks.append((scheduled.num_cached, num_tokens))
         return True

@@ -46,6 +46,8 @@ class DecodeSchedule:
         self.candidates = Candidates(limits.max_model_len, lookup)
         self.blocks = BlockTable(limits, max_parts, lookup)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
+        self._lookup = lookup
+        self._shared_saving = limits.block_size * estimate.shared_saving if estimate else 0.0
         self._arrivals = Arrivals(limits.block_size, lookup)
         self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup, self._arrivals)
         # When the last iteration was planned.
@@ -60,10 +62,17 @@ class DecodeSchedule:
         if self.limits.enable_prefix_caching:
             self._arrivals.look(self.blocks.pulling)
             self._dedup.look(self.policy.in_order(self.blocks.computing, now), now)
+            if self._shared_saving:
+                self._count_saved()
         self.policy.plan(at)
         if at.plan.goes_on:
             self.forecast.plan(at.chunks, at.lengths, at.num_restored)
         return at.plan
+
+    def _count_saved(self) -> None:
+        """Lets lengths for the cost model contain KV that is read once for several requests only once."""
+        for request in self.blocks.running.values():
+            request.num_saved = int(self._shared_saving * self._lookup.num_read_by_others(request.key))
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ class ScheduledRequest:
     num_columns: int = 0
     num_passed: int = 0
     end: int = 0
+    # The part of its tokens that an iteration does not pay for, because others read the same KV: see CostModel.
+    num_saved: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0
     # The hashes of its first blocks, which it may share with prompts that have the same prefix.
@@ -69,6 +71,11 @@ class ScheduledRequest:
     @property
     def num_pending(self) -> int:
         return self.num_tokens - self.num_cached
+
+    @property
+    def num_read(self) -> int:
+        """Its length for the cost model."""
+        return self.num_tokens - self.num_saved
 
     @property
     def num_output(self) -> int:

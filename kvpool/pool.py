@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from alignedserve.kvpool.batch_builder import BatchLimits, TailOf
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import Allocation, OwnerTable
+from alignedserve.kvpool.prefix_groups import GroupedBatch, PrefixGroups
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.protocol.kv_span import KvSpan
@@ -58,6 +59,7 @@ class Pool:
         self._config = config or PoolConfig()
         self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s)
         self._tree = QuadTree(self._config.span or KvSpan(block_size))
+        self._groups = PrefixGroups(self._allocator.tail_of)
 
     def on(self, message: Message, now: float) -> list[Message]:
         match message:
@@ -73,6 +75,7 @@ class Pool:
             case Release(keys=keys):
                 for key in keys:
                     self._no_candidate(key)
+                    self._groups.discard(key)
                     self._allocator.release(key)
                 return []
             case Forget(hashes=hashes):
@@ -96,6 +99,7 @@ class Pool:
         """Lists the pool's content, including reservations, and empties the tree: nothing is a candidate until it is
         committed again."""
         self._tree = QuadTree(self._tree.span)
+        self._groups = PrefixGroups(self._allocator.tail_of)
         return [
             Stored(each.key, list(each.blocks), each.num_tokens, each.is_new)
             for each in self._allocator.allocations
@@ -142,6 +146,7 @@ class Pool:
         """Raises if the pool's counts are inconsistent."""
         self._allocator.check()
         self._tree.check()
+        self._groups.check(self._tree)
 
     def check_idle(self) -> None:
         """Raises as `check` does, and if a request has blocks or is a candidate."""
@@ -158,6 +163,7 @@ class Pool:
         if grant is None:
             return [Reserved(reserve.key, None, number=reserve.number)]
         self._no_candidate(reserve.key)
+        self._groups.discard(reserve.key)
         return [
             Reserved(
                 reserve.key, grant.blocks, grant.dropped, reserve.number, grant.num_tokens, grant.num_found
@@ -166,41 +172,57 @@ class Pool:
 
     def _commit(self, commit: Commit, now: float) -> list[Message]:
         self._no_candidate(commit.key)
+        self._groups.discard(commit.key)
         if not self._allocator.commit(commit.key, commit.num_tokens):
             self._allocator.release(commit.key)
             return [gone(commit.key)]
         if commit.is_candidate:
             self._tree.insert(commit.key, commit.num_tokens, commit.due_s, now)
+            self._groups.add(commit.key, commit.prefix_group)
         return []
 
     def _form_batch(self, ask: FormBatch, now: float) -> Candidates:
         limits = BatchLimits(ask.max_blocks, ask.max_requests, ask.min_requests)
+        urgent_before_s = now + self._config.horizon_s
         keys = form_batch(
             self._tree,
             limits,
-            urgent_before_s=now + self._config.horizon_s,
+            urgent_before_s=urgent_before_s,
             starved_before_s=now - ask.starvation_s,
             tail_of=self._tail_of,
         )
+        if len(self._groups):
+            most = max(len(keys), min(ask.max_requests, ask.fair_share))
+            batch = GroupedBatch(self._tree, self._groups, BatchLimits(ask.max_blocks, most))
+            batch.take(keys, urgent_before_s)
+            keys = batch.keys
         self._tree.take_batch(keys, now)
+        self._groups.give(keys, ask.decode)
         return Candidates(ask.decode, keys, is_batch=True, replaces=ask.replaces)
 
     def _find_near(self, ask: FindNear) -> Candidates:
         limits = BatchLimits(ask.max_blocks, ask.max_requests)
         keys = find_near(self._tree, ask.low, ask.high, limits, self._tail_of)
+        if len(self._groups):
+            batch = GroupedBatch(self._tree, self._groups, limits)
+            batch.join(self._groups.beside(ask.decode))
+            batch.take(keys)
+            keys = batch.keys
         for key in keys:
             self._tree.remove(key)
+        self._groups.give(keys, ask.decode)
         return Candidates(ask.decode, keys, is_batch=False, batch=ask.batch)
 
     @property
     def _tail_of(self) -> TailOf | None:
-        """None: candidates have nothing in common."""
+        """None: blocks that candidates have in common count for each of them. `GroupedBatch` counts them once."""
         have_common = self._allocator.num_shared_blocks and not self._tree.span.window
-        return self._allocator.tail_of if have_common else None
+        return self._allocator.tail_of if have_common and not len(self._groups) else None
 
     def _no_candidate(self, key: RequestKey) -> None:
         if key in self._tree:
             self._tree.remove(key)
+            self._groups.discard(key)
 
 
 def gone(key: RequestKey) -> Reserved:

@@ -120,6 +120,9 @@ class QuadTree:
     def blocks_of(self, key: RequestKey) -> int:
         return self._entries[key].num_blocks
 
+    def due_s_of(self, key: RequestKey) -> float:
+        return self._entries[key].due_s
+
     def at_length(self, length: int) -> Collection[RequestKey]:
         """Returns the requests of this length, in order of arrival."""
         return self._at_length[length]

@@ -45,6 +45,8 @@ class PrefillDispatch:
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
+            if self._pool.brings_prefix(state) and not _ends_at_once(state):
+                self._router.prefill_queue.prefixes.add(state)
             self._pool.reserve(state, _num_tokens_to_reserve(state))
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
@@ -52,6 +54,7 @@ class PrefillDispatch:
             self._refused(state)
             return
         self._pool.take(state, reserved)
+        self._router.prefill_queue.prefix_found(state)
         if self._router.cluster.prefills and not state.is_pooled and self._is_enough(state):
             self._compute(state)
         else:
@@ -102,6 +105,11 @@ class PrefillDispatch:
         found = view, num_known(view.instance_id)
         view.prompts.prefix_affinity.add(hashes)
         return found
+
+
+def _ends_at_once(state: RequestState) -> bool:
+    """Returns whether the next token is the request's last. Its KV is then not saved."""
+    return state.request.params.max_tokens == len(state.output) + 1
 
 
 def _num_tokens_to_reserve(state: RequestState) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
+from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
 
 
@@ -62,9 +63,16 @@ class PoolClient:
     def _hashes_of(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others; none if it shares no KV."""
         pool = self._router.cluster.pool
-        if pool is None or state.blocks or not (state.may_share and self._router.cluster.shares_pool_blocks):
+        if pool is None or state.blocks or not self._shares(state):
             return []
         return state.block_hashes(pool.hello.limits.block_size)
+
+    def _shares(self, state: RequestState) -> bool:
+        return state.may_share and self._router.cluster.shares_pool_blocks
+
+    def brings_prefix(self, state: RequestState) -> bool:
+        """Returns whether the pool will have the prompt's KV for others once it is saved."""
+        return not state.blocks and self._shares(state)
 
     def take(self, state: RequestState, reserved: Reserved) -> None:
         """Gives the request the reserved blocks. Counts how much of its KV was found, if it may share any."""
@@ -99,7 +107,9 @@ class PoolClient:
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)
-        self.send(Commit(state.key, state.num_cached, due_s, is_candidate))
+        has_group = is_candidate and not state.is_rt and self._shares(state)
+        group = prefix_group(state.prefix_hashes) if has_group else 0
+        self.send(Commit(state.key, state.num_cached, due_s, is_candidate, group))
 
     def release(self, keys: Sequence[RequestKey]) -> None:
         if keys:

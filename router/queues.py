@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from alignedserve.router.prefixes_in_flight import PrefixesInFlight
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.views import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest, Urgency
@@ -25,6 +26,8 @@ OTHERS = 20
 # The most turns that are remembered. The pool answers within a few events, and each starts at most
 # `prefill.MAX_STARTS`.
 MOST_REMEMBERED = 1024
+# The most requests that are found to wait for the prefix of another one in one event.
+MAX_HELD = 256
 
 
 class Position(NamedTuple):
@@ -55,6 +58,8 @@ class WaitingLine:
         self._lost: list[Position] = []
         # The positions of all requests here.
         self._positions: dict[RequestKey, Position] = {}
+        # Requests that wait for the prefix of another one, each with the list to which it returns.
+        self._held: dict[RequestKey, list[Position]] = {}
         self._num_pushed = 0
         # Tokens of others that started beside lost requests, less the tokens that lost requests started in return.
         self._num_beside = 0
@@ -88,11 +93,34 @@ class WaitingLine:
         position = self._positions.pop(key, None)
         if position is None:
             return
+        if self._held.pop(key, None) is None:
+            self._remove(position)
+        self.num_emptied += not self._positions
+
+    def _remove(self, position: Position) -> list[Position]:
+        """Returns the list in which it was."""
         for each in (self._steady, self._alive, self._lost):
             place = bisect_left(each, position)
             if place < len(each) and each[place] is position:
                 del each[place]
-        self.num_emptied += not self._positions
+                return each
+        raise RuntimeError(f"request {position.state.key} waits for prefill, but is in no list")
+
+    def hold(self, key: RequestKey) -> None:
+        """Lets others start before this request, until it is released."""
+        self._held[key] = self._remove(self._positions[key])
+
+    def release(self, keys: Iterable[RequestKey]) -> None:
+        """Puts held requests back in their places."""
+        for key in keys:
+            self._held.pop(key).append(self._positions[key])
+        # Sorts in linear time: each list consists of a few sorted runs.
+        for each in (self._steady, self._alive, self._lost):
+            each.sort()
+
+    @property
+    def held(self) -> Collection[RequestKey]:
+        return self._held.keys()
 
     def take(self, key: RequestKey) -> None:
         position = self._positions[key]
@@ -144,6 +172,8 @@ class PrefillQueue:
         self._missing = TokenCounts()
         # Tokens to compute of each request that has started and waits for pool blocks.
         self.reserving = TokenCounts()
+        # Prefixes that started requests bring, and the requests in the lines that wait for them.
+        self.prefixes = PrefixesInFlight()
         # Best-effort requests in the lines with KV in the pool that other requests may not take.
         self.pinned: dict[RequestKey, RequestState] = {}
 
@@ -184,6 +214,7 @@ class PrefillQueue:
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
         self._line_of(state).discard(state.key)
+        self.prefixes.forget(state.key)
         self._missing.discard(state.key)
         self.reserving.discard(state.key)
         self.pinned.pop(state.key, None)
@@ -201,6 +232,27 @@ class PrefillQueue:
         for line in self._lines:
             line.is_refused = False
 
+    # ---- prefixes in flight ------------------------------------------------------------------------------------------
+
+    def prefix_found(self, state: RequestState) -> None:
+        """Releases requests that wait for what the pool has found of this one's prompt."""
+        self._release(self.prefixes.found(state))
+
+    def prefix_ended(self, state: RequestState) -> None:
+        """Releases requests that wait for this one, because it has been saved or has lost its place. Safe to repeat."""
+        self._release(self.prefixes.discard(state))
+
+    def _release(self, states: Iterable[RequestState]) -> None:
+        by_line: dict[int, list[RequestKey]] = {}
+        for state in states:
+            by_line.setdefault(self._policy.line(state.is_rt), []).append(state.key)
+        for line, keys in by_line.items():
+            self._lines[line].release(keys)
+
+    def check(self) -> None:
+        """Raises RuntimeError unless each held request waits for one that brings its prefix."""
+        self.prefixes.check(key for line in self._lines for key in line.held)
+
     # ---- for the policy: see `scheduling.island.PrefillQueue` --------------------------------------------------------
 
     def is_empty(self, line: int) -> bool:
@@ -213,10 +265,16 @@ class PrefillQueue:
         return self._lines[line].is_refused
 
     def first(self, line: int, now: float) -> RequestState | None:
-        state = self._lines[line].first(now)
-        if state is not None and state.phase is not Phase.QUEUED:
-            raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
-        return state
+        for _ in range(MAX_HELD):
+            state = self._lines[line].first(now)
+            if state is None:
+                return None
+            if state.phase is not Phase.QUEUED:
+                raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
+            if not self.prefixes.lets_wait(state):
+                return state
+            self._lines[line].hold(state.key)
+        return None
 
     def soonest(self, line: int, count: int, now: float) -> list[tuple[RoutedRequest, float]]:
         return [*self._lines[line].soonest(count, now)]

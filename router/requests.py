@@ -57,6 +57,9 @@ class Phase(Enum):
 # Phases in which a real-time request is on its way to a decode instance, which is told to expect it.
 COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
 
+# Phases in which a request has started, and its prompt's KV is not in the pool yet.
+BRINGING_PHASES = {Phase.RESERVING, Phase.PREFILLING}
+
 # Phases in which a request is in the running batch of a decode instance, so the pool's copy of its KV is a spare.
 RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
 
@@ -110,6 +113,9 @@ class RequestState:
     num_found: int = 0
     # Whether it shares no KV in the pool, because a copy of what it had there has failed, or that may be wrong.
     is_alone: bool = False
+    # The number of its first tokens for which it has waited until another request had brought their KV. Written by
+    # `PrefixesInFlight`.
+    num_awaited: int = 0
     # The number of its last Reserve. Answers to earlier ones are void.
     reserve_number: int = 0
 

@@ -143,7 +143,9 @@ class Router:
             or (isinstance(view, PrefillView) and (view.staging or view.held))
             or (isinstance(view, DecodeView) and (view.batch or view.near or view.running))
         ]
+        self.state.prefill_queue.check()
         num_queued = len(self.state.prefill_queue) + len(self.state.prefill_queue.reserving)
+        num_queued += len(self.state.prefill_queue.prefixes)
         left = (len(self.state.requests), len(self.state.decode_queue), num_queued, len(self._orphans))
         if any(left) or holding:
             raise RuntimeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.router.requests import COMING_PHASES, RUNNING_PHASES, Phase, RequestState
+from alignedserve.router.requests import BRINGING_PHASES, COMING_PHASES, RUNNING_PHASES, Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.types import InstanceId
 
@@ -23,6 +23,7 @@ class PhaseTransitions:
         else:
             self._router.demand.add(state)
         self._join(state)
+        self._end_prefix(state)
         self._router.counts.update(state)
 
     def _leave(self, state: RequestState, phase: Phase, instance_id: InstanceId | None) -> None:
@@ -81,6 +82,13 @@ class PhaseTransitions:
     def end_saving(self, state: RequestState) -> None:
         """Records that no prefill instance saves the request's KV beside a decode instance any more. Safe to repeat."""
         state.saving_at = None
+        self._end_prefix(state)
+
+    def _end_prefix(self, state: RequestState) -> None:
+        """Lets no request wait for this one's prefix any more, unless it is still computed or saved."""
+        is_saved = state.saving_at and state.phase is not Phase.LEAVING
+        if not is_saved and state.phase not in BRINGING_PHASES:
+            self._router.prefill_queue.prefix_ended(state)
 
     def finish(self, state: RequestState) -> None:
         """Marks a request as finished: its client has its answer, or is gone. Its phase stays until it is recalled."""

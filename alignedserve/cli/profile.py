@@ -93,7 +93,7 @@ def _bar(is_shown: bool) -> Iterator[ProfileProgress]:
 
 
 def _print_beside(cost: CostModel) -> None:
-    """Prints the times of KV copies and of restoring KV."""
+    """Prints the times of KV copies and of restoring KV, and what shared KV saves."""
     if not cost.has_free_copies:
         channels = cost.channels
         copies = {
@@ -107,6 +107,8 @@ def _print_beside(cost: CostModel) -> None:
         click.echo("")
     if cost.restored_token_s:
         click.echo(f"Restoring KV from kept inputs takes {1e6 * cost.restored_token_s:.2f} us a token")
+    if cost.shared_saving:
+        click.echo(f"Reading shared KV once saves {cost.shared_saving:.0%} for each further decode")
 
 
 def _print(profile: Profile, path: Path) -> None:

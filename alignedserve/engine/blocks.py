@@ -17,6 +17,7 @@ may be passed: NO_BLOCK stands in their places in the sliding groups.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class BlockManager:
         self._num_others = 0
         # For some owners, the number of their blocks that others hold as well.
         self._num_shared_by: dict[RequestId, int] = {}
+        # The same for `num_read_by_others`.
+        self._num_read_by_others: dict[RequestId, float] = {}
         # Blocks that two owners fill from both ends.
         self._at_both_ends: set[BlockId] = set()
         self._has_lent = False
@@ -285,6 +288,26 @@ class BlockManager:
             self._num_shared_by[owner] = sum(block in self._others for blocks in groups for block in blocks)
         return self._num_shared_by[owner]
 
+    def num_read_by_others(self, owner: RequestId) -> float:
+        """The number of the owner's columns that others read for it, if each block is read once, and its owners take
+        equal shares of that; 0 if each owner counts."""
+        if not (self.counts_once and self._others) or owner not in self._held:
+            return 0.0
+        if owner not in self._num_read_by_others:
+            groups = self._held[owner].groups
+            self._num_read_by_others[owner] = sum(map(self._shares_of_others, groups)) / len(groups)
+        return self._num_read_by_others[owner]
+
+    def _shares_of_others(self, blocks: Sequence[BlockId]) -> float:
+        """Adds up the shares that other owners have in these blocks. Unless hashes were forgotten in between, a block
+        has no more owners than the one before."""
+        found, first = 0.0, 0
+        while first < len(blocks) and (num_others := self._others.get(blocks[first], 0)):
+            end = bisect_right(blocks, -num_others, first, key=lambda block: -self._others.get(block, 0))
+            found += (end - first) * num_others / (num_others + 1)
+            first = end
+        return found
+
     def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         """The number of blocks that `share` would give, and that others hold; 0 if each owner counts."""
         if not self.counts_once:
@@ -299,6 +322,7 @@ class BlockManager:
 
     def _add_owner(self, blocks: Iterable[BlockId]) -> None:
         self._num_shared_by.clear()
+        self._num_read_by_others.clear()
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
@@ -362,6 +386,7 @@ class BlockManager:
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
         self._num_shared_by.clear()
+        self._num_read_by_others.clear()
         # A prompt's last block is kept first, so it is taken first: it is useless without the blocks before it.
         for block in reversed(blocks):
             if block in self._others:

@@ -169,6 +169,9 @@ class Engine:
     def num_shared(self, request_id: RequestId) -> int:
         return self._blocks.num_shared(request_id)
 
+    def num_read_by_others(self, request_id: RequestId) -> float:
+        return self._blocks.num_read_by_others(request_id)
+
     def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         return self._blocks.num_held(block_hashes, num_passed)
 

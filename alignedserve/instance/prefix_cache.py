@@ -109,6 +109,9 @@ class PrefixCache:
     def num_shared(self, key: RequestKey) -> int:
         return self._engine.num_shared(id_of(key))
 
+    def num_read_by_others(self, key: RequestKey) -> float:
+        return self._engine.num_read_by_others(id_of(key))
+
     @property
     def num_repeated(self) -> int:
         return self._engine.num_repeated

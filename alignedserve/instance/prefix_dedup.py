@@ -48,6 +48,9 @@ class SharedBlocks(PrefixLookup, Protocol):
     def num_shared(self, key: RequestKey) -> int:
         """Returns the number of the request's blocks that others hold as well."""
 
+    def num_read_by_others(self, key: RequestKey) -> float:
+        """Returns the number of the request's columns that others read for it, if each block is read once."""
+
     @property
     def num_repeated(self) -> int:
         """The number of blocks that sharing saves."""
@@ -80,6 +83,9 @@ class NoPrefixCache:
 
     def num_shared(self, key: RequestKey) -> int:
         return 0
+
+    def num_read_by_others(self, key: RequestKey) -> float:
+        return 0.0
 
     @property
     def num_repeated(self) -> int:

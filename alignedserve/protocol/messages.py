@@ -358,6 +358,8 @@ class Commit(Message):
     due_s: float
     # False: the pool keeps the KV but forms no batches with the request.
     is_candidate: bool = True
+    # Candidates of one group begin alike, and go to decode instances together. 0: this one has no group.
+    prefix_group: int = 0
 
 
 class MakeSpare(Message):
@@ -386,6 +388,9 @@ class FormBatch(Message):
     starvation_s: float = 2.0
     # See Offer.
     replaces: bool = False
+    # The number of candidates for each decode instance. A batch of requests that begin alike has at most as many, even
+    # if there is room for more.
+    fair_share: int = 0
 
 
 class FindNear(Message):

@@ -45,6 +45,10 @@ class DecodeRequest(Protocol):
         """The number of tokens of its prompt and output."""
 
     @property
+    def num_read(self) -> int:
+        """Its length for the cost model: `num_tokens`, less what others read for it."""
+
+    @property
     def num_cached(self) -> int:
         """The number of tokens with KV here or on its way."""
 

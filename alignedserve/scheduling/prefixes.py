@@ -76,6 +76,18 @@ def block_hashes(request: Request) -> list[bytes]:
     return block_hashes_of(request.prompt, TOKENS_PER_HASH, request.cache_salt, request.adapter)
 
 
+def prefix_group(hashes: Sequence[bytes]) -> int:
+    """Returns a number that prompts have in common if they begin alike for about half of their length, and are about as
+    long; 0 for a prompt without hashes. Halves are rounded down to powers of two, so that a few tokens more or less
+    seldom change them."""
+    if not hashes:
+        return 0
+    half = max(len(hashes) // 2, 1)
+    block_hash = hashes[(1 << (half.bit_length() - 1)) - 1]
+    # Messages have numbers of 63 bits.
+    return int.from_bytes(block_hash[:8]) >> 1
+
+
 def num_to_compute(num_missing: int, num_known: int) -> int:
     """Returns how many of these missing tokens an instance is expected to compute, if it may have the KV of `num_known`
     of them."""

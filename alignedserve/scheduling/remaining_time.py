@@ -121,7 +121,7 @@ class RemainingTime(TokenTimes):
         ones, and as many others as the tightest objective allows beside `num_urgent_tokens` prompt tokens."""
         in_order = self.in_order(decodes, now)
         num_urgent = bisect_right(in_order, self.iteration_s, key=lambda each: self.of(each, now))
-        lengths = [request.num_tokens for request in in_order]
+        lengths = [request.num_read for request in in_order]
         bound_s = self._bound_s(in_order, lengths[:num_urgent], now)
         if self._estimate is None or math.isinf(bound_s):
             return in_order, bound_s

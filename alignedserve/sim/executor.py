@@ -327,6 +327,9 @@ class SimEngine:
     def num_shared(self, request_id: RequestId) -> int:
         return self._blocks.num_shared(request_id)
 
+    def num_read_by_others(self, request_id: RequestId) -> float:
+        return self._blocks.num_read_by_others(request_id)
+
     def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
         return self._blocks.num_held(block_hashes, num_passed)
 
@@ -353,7 +356,7 @@ class SimEngine:
             if is_due:
                 requests.append(request)
             if is_due and count == 1 and num_output:
-                lengths.append(end)
+                lengths.append(end - self._num_saved(request) if self._cost.shared_saving else end)
             else:
                 chunks.append((first, count))
             if request.keeps_inputs:
@@ -368,6 +371,10 @@ class SimEngine:
         computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
         copies_s, self._copies_s = self._copies_s, 0.0
         return SimIteration(requests, copies_s + computing_s)
+
+    def _num_saved(self, request: Request) -> int:
+        num_columns = self._blocks.num_read_by_others(request.request_id)
+        return int(self._cost.shared_saving * self.format.block_size * num_columns)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
         return [*map(self._sample, iteration.requests)]

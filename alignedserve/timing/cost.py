@@ -35,6 +35,11 @@ had one length, for which sum and count * max are the same number.
   A cost model of another device can set its own value.
 - "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
 
+**Shared KV.** Kernels may read a block once for all decodes that share it. Each decode still multiplies by all of it,
+so its time for a shared token falls by a part: `shared_saving` is what two decodes would save if one of them cost
+nothing. A decode counts as shorter by that share of the tokens that others read for it. With k decodes that is
+(k - 1) / k of each shared token. The sum of the lengths then contains each shared token once, and the products of all.
+
 **Windows.** If every layer attends to the latest W tokens only, a longer prefix costs as much as one of W tokens, in
 decodes and in chunks.
 """
@@ -136,6 +141,10 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     pool_kv_bytes_per_token: float = 0.0
     # Latest tokens that a token attends to in every layer, itself included; 0: all.
     window: int = 0
+
+    # The share of the seconds per token of KV that a decode saves if another one reads the same KV: see above. 0 where
+    # kernels read it for each.
+    shared_saving: float = 0.0
 
     # For a mixture of experts. `experts_s`: seconds to read all experts of all layers.
     expert_counts: ExpertCounts | None = None

@@ -65,6 +65,11 @@ class Estimate:
         return self.corrected(model_s)
 
     @property
+    def shared_saving(self) -> float:
+        """See `CostModel`."""
+        return self._model.shared_saving
+
+    @property
     def restored_token_s(self) -> float:
         """Seconds by which each token with kept inputs prolongs an iteration."""
         return self._model.restoring(1) * self.pace

@@ -11,7 +11,7 @@ from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
-A, B = RequestId("a"), RequestId("b")
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6), st.booleans()), max_size=60))
@@ -132,6 +132,24 @@ def test_a_shared_block_counts_once_if_it_is_to() -> None:
     assert (blocks.num_free, blocks.num_kept) == (6, 2)
     assert blocks.num_held([b"1"]) == 0, "it would be in use again"
     blocks.check_idle()
+
+
+def test_what_is_read_once_is_divided_among_its_owners() -> None:
+    """A and B have four blocks in common, and C two of them."""
+    blocks = BlockManager(20)
+    blocks.count_once(True)
+    hashes = [bytes([number]) for number in range(6)]
+    blocks.allocate(A, 6)
+    blocks.publish(A, 0, hashes)
+    assert blocks.num_read_by_others(A) == blocks.num_read_by_others(B) == 0
+    assert (blocks.share(B, hashes[:4]), blocks.share(C, hashes[:2])) == (4, 2)
+    blocks.allocate(B, 1)
+    blocks.allocate(C, 1)
+    shares = {owner: blocks.num_read_by_others(owner) for owner in (A, B, C)}
+    assert shares == pytest.approx({A: 2 * 2 / 3 + 2 / 2, B: 2 * 2 / 3 + 2 / 2, C: 2 * 2 / 3})
+    assert sum(shares.values()) == pytest.approx(blocks.num_repeated)
+    blocks.free(B)
+    assert (blocks.num_read_by_others(A), blocks.num_read_by_others(C)) == (1, 1)
 
 
 def test_with_a_window_each_owner_counts() -> None:

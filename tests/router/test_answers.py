@@ -73,10 +73,10 @@ def is_gone(script: Script) -> None:
     script.router.check_idle()
 
 
-def is_gone_after_commit(script: Script) -> None:
-    sent = [message for name, message in script.take() if name == POOL]
-    assert [type(message) for message in sent] == [Commit, Release]
-    assert script.router.is_idle
+def is_gone_after_commit(script: Script, num_tokens: int) -> None:
+    commit, release = [message for name, message in script.take() if name == POOL]
+    assert isinstance(commit, Commit) and (commit.num_tokens, commit.is_candidate) == (num_tokens, False)
+    assert release == Release([ONE]) and script.router.is_idle
     script.router.check_idle()
 
 
@@ -94,8 +94,7 @@ def test_the_pool_gets_what_it_lacks_and_keeps_it_without_the_request() -> None:
     order = script.take_one(Evict, DECODE)
     assert (order.blocks, order.num_saved) == ([10, 11, 30], 8)
     script.decode(evicted=[(ONE, 12)])
-    assert (POOL, Commit(ONE, 12, script.sent[0][1].due_s, is_candidate=False)) == script.sent[0]  # type: ignore[attr-defined]
-    is_gone_after_commit(script)
+    is_gone_after_commit(script, 12)
 
 
 def test_its_client_has_the_end_at_once_and_it_counts_no_more() -> None:
@@ -199,7 +198,7 @@ def test_a_victim_whose_answer_ends_before_its_order_comes_is_saved_as_far_as_it
     assert script.take_one(Evict, DECODE).key == ONE
     end(script)
     script.decode(evicted=[(ONE, 15)])
-    is_gone_after_commit(script)
+    is_gone_after_commit(script, 15)
     script.gone(DECODE)
     assert not script.take()
 

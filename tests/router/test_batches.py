@@ -124,3 +124,14 @@ def test_real_time_is_not_held_back_nor_does_anything_leave_for_it() -> None:
     script.pooled(11, tier="rt", num_prompt=20)
     (form,) = searches(script)
     assert isinstance(form, FormBatch) and not form.replaces
+
+
+def test_each_decode_instance_gets_its_share_of_requests_that_begin_alike() -> None:
+    script = Script()
+    script.connect("decode-1")
+    for key in (1, 2, 3):
+        script.pooled(key, tier="be")
+    script.take()
+    script.say(POOL, Candidates(DECODE, [], is_batch=True))
+    (form,) = searches(script)
+    assert isinstance(form, FormBatch) and form.fair_share == 2

@@ -224,3 +224,24 @@ def test_what_an_instance_may_still_be_filling_is_not_claimed_by_a_new_router() 
     script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8))
     (work,) = script.take_one(Prefill, PREFILL).works
     assert (work.num_cached, work.blocks) == (8, [10, 11, 12])
+
+
+@pytest.mark.parametrize(("tier", "caching"), [("be", True), ("rt", True), ("be", False)])
+def test_the_pool_is_told_which_candidates_of_best_effort_begin_alike(tier: str, caching: bool) -> None:
+    script = Script(connect=False, prefill_window=100)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        script.connect(name, num_blocks=1000, enable_prefix_caching=caching)
+    groups = []
+    for key, first in ((1, 7), (2, 7), (3, 8)):
+        one = replace(request(key), tier=tier, prompt=[first] * 128 + [key] * 20)
+        script.say(GATEWAY, Submit(one))
+        script.reserve(key, [1000 * key])
+        script.first_token(key)
+        script.take()
+        script.saved(key)
+        commits = [message for _, message in script.take() if isinstance(message, Commit)]
+        groups += [each.prefix_group for each in commits if each.is_candidate]
+    if tier == "rt" or not caching:
+        assert groups == [0, 0, 0]
+    else:
+        assert groups[0] == groups[1] != groups[2] != 0

@@ -21,6 +21,7 @@ from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.measure import measure, reach_of
 from alignedserve.instance.profile.restoring import measure_restoring
 from alignedserve.instance.profile.saved import VERSION, Profile, default_path, load, locked, save
+from alignedserve.instance.profile.sharing import measure_sharing
 from alignedserve.timing.cost import CostModel, ExpertCounts
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Effort:
     # The same for a model that takes longer than SLOW_S for the smallest point.
     slow_budget_s: float
     max_rounds: int
-    # Seconds for copies, and the same for restoring KV from kept inputs.
+    # Seconds for copies, and the same for restoring KV from kept inputs, and for shared KV.
     beside_s: float
 
 
@@ -66,6 +67,7 @@ def make(
         measured, token_bytes, reach.num_kv_tokens, _source(facts), experts, engine.window
     )
     cost = _with_restoring(_with_channels(cost, engine, pool, effort.beside_s), engine, effort.beside_s)
+    cost = _with_sharing(cost, engine, effort.beside_s)
     return Profile(VERSION, facts, reach, len(measured), errors, crowd.waited_share, cost)
 
 
@@ -82,6 +84,13 @@ def _with_channels(cost: CostModel, engine: Engine, pool: PoolEnd, budget_s: flo
 def _with_restoring(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
     token_s = measure_restoring(engine, cost, budget_s)
     return msgspec.structs.replace(cost, restored_token_s=token_s) if token_s else cost
+
+
+def _with_sharing(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
+    """On GPUs, kernels read KV for each request, and what their caches save of that is no property of the kernel."""
+    if engine.cache.blocks.is_cuda:
+        return cost
+    return msgspec.structs.replace(cost, shared_saving=measure_sharing(engine, cost, budget_s))
 
 
 def find_or_make(

@@ -204,11 +204,19 @@ class Bench:
         return time.perf_counter() - begun_s
 
     def _request(
-        self, num_prompt: int, num_computed: int, output: Sequence[int] = (), layout: Layout = PLAIN
+        self,
+        num_prompt: int,
+        num_computed: int,
+        output: Sequence[int] = (),
+        layout: Layout = PLAIN,
+        hashes: Sequence[bytes] = (),
     ) -> Request:
+        """`hashes`: those of its first blocks, which it shares."""
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
+        if hashes:
+            self._engine.share(name, hashes)
         request = self._engine.adopt(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
         if request is None:
             raise RuntimeError(

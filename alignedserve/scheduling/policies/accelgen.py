@@ -124,7 +124,7 @@ class AccelgenDecode(DecodePart):
     def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
         """Returns the lengths of the requests that decode, and how long the iteration may take."""
         decodes, bound_s = self._time.in_time(at.ready_and_behind()[0], at.now, num_urgent_tokens)
-        return [request.num_tokens for request in at.run_each(decodes)], bound_s
+        return [request.num_read for request in at.run_each(decodes)], bound_s
 
 
 class AccelgenColocated(AccelgenDecode):

@@ -226,7 +226,7 @@ class AptSDecode(AptDecode):
         with_inputs = [each for each in decodes if each.keeps_inputs]
         at.run_each([each for each in decodes if not each.keeps_inputs])
         restoring_s = self._restoring_s([*with_inputs, *begun])
-        num_left = tokens_beside(at, self._time, [each.num_tokens for each in decodes], restoring_s)
+        num_left = tokens_beside(at, self._time, [each.num_read for each in decodes], restoring_s)
         num_left = min(num_left, at.num_tokens_left - len(with_inputs))
         for request in self._in_order(begun, at):
             num_left -= decoding.compute(at, request, num_left)

@@ -91,7 +91,7 @@ class BatchInTime:
         if _is_fetched(request):
             self._num_fetched += request.num_pooled
         elif request.num_pending == 1:
-            self._lengths.append(request.num_tokens)
+            self._lengths.append(request.num_read)
             self._num_tokens_left -= 1
         else:
             count = max(min(self.num_pending(request), self._num_tokens_left), 0)

@@ -25,7 +25,7 @@ class SarathiColocated(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, behind = at.ready_and_behind()
-        lengths = [request.num_tokens for request in at.run_each(ready)]
+        lengths = [request.num_read for request in at.run_each(ready)]
         candidates = [*at.requests, *at.batch]
         if not (behind or candidates):
             return

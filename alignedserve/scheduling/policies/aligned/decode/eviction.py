@@ -148,7 +148,7 @@ class EvictionChoice:
         room = decoding.RoomToCome(at, self._config, leaving)
         gone = {each.key for each in leaving}
         ready, behind = at.ready_and_behind()
-        lengths = [each.num_tokens for each in ready]
+        lengths = [each.num_read for each in ready]
         self._iteration_s = self._estimate.iteration([], lengths) if lengths else 0.0
         # The chunks of RT that is computed before the request.
         ahead = [(each.num_cached, each.num_pending) for each in behind if each.is_rt]

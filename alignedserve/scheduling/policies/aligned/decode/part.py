@@ -107,13 +107,13 @@ class AlignedDecode(DecodePart):
         rt = at.run_each(rt)
         rt_behind = by_due((request for request in behind if request.is_rt), self._estimate, at.now)
         bound_s = slo.bound_s([*rt, *rt_behind])
-        lengths = [request.num_tokens for request in rt]
+        lengths = [request.num_read for request in rt]
         # With no RT decoding or about to, an RT prompt delays only the prompts behind it.
         is_alone = not (rt or at.arriving or self._demand.is_near)
         prompts_s = math.inf if is_alone else slo.bound_of_prompts_s(rt)
         chunks = self._catch_up(at, rt_behind, [], lengths, prompts_s)
         chosen = at.run_each(slo.choose(rt, be, chunks, bound_s))
-        lengths += [request.num_tokens for request in chosen]
+        lengths += [request.num_read for request in chosen]
         be_behind = [request for request in behind if not request.is_rt]
         if be_behind:
             bound_s = slo.chunk_bound_s(be_behind[0], rt, chunks, lengths, bound_s)

@@ -82,7 +82,7 @@ class DecodeSloScheduler:
         """Returns the seconds that an iteration may take for the sake of running RT, and of RT that arrives during it
         and waits for its end. An objective of which RT alone takes more than LATE times as long is missed in any case.
         Such RT is treated as if it had none: BE may lengthen its iterations a little."""
-        alone_s = self._estimate.iteration([], [request.num_tokens for request in rt] or [1])
+        alone_s = self._estimate.iteration([], [request.num_read for request in rt] or [1])
         hurried_s = (1 + self._config.rt_stretch) * alone_s / self._planned_share
         bounds_s = [
             request.allowance_s(self._now_s) if alone_s <= LATE * request.deadlines.tbt_s else hurried_s
@@ -112,7 +112,7 @@ class DecodeSloScheduler:
         stream sets no bound if it is lost, or if its TBT objective is shorter than an iteration without prompts.
         """
         now = self._now_s
-        lengths = [request.num_tokens for request in decodes]
+        lengths = [request.num_read for request in decodes]
         alone_s = self._estimate.iteration([], lengths) if decodes else 0.0
         bounds_s: list[float] = []
         for request in decodes:
@@ -137,7 +137,7 @@ class DecodeSloScheduler:
         wanted_s = self._demand.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
-        alone_s = self._estimate.iteration([], [request.num_tokens for request in rt]) if rt else 0.0
+        alone_s = self._estimate.iteration([], [request.num_read for request in rt]) if rt else 0.0
         # An iteration with RT prompts may be longer than the last one.
         if rt and not has_prompts and self._can_wait(alone_s):
             return 0.0
@@ -158,10 +158,10 @@ class DecodeSloScheduler:
         self._allowed_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
-        lengths = [request.num_tokens for request in rt]
+        lengths = [request.num_read for request in rt]
         alone_s = self._estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
         in_order, num_pressed = self._in_order(be)
-        lengths += [request.num_tokens for request in in_order]
+        lengths += [request.num_read for request in in_order]
         predict, num_rt = self._estimate.first_decodes(chunks, lengths), len(rt)
 
         def seconds(num_be: int) -> float:

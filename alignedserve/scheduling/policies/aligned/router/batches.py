@@ -79,6 +79,7 @@ def _form_batch(
         max_requests=limits.max_num_seqs,
         starvation_s=patience_s,
         replaces=not is_rt_known,
+        fair_share=-(-len(island.decode_queue) // len(island.cluster.decodes)),
     )
 
 
