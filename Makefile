@@ -79,7 +79,7 @@ TORCH := torch==2.13.0
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	@echo "Installing into .venv: some minutes, and several GB where torch is built for CUDA"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
+	$(BIN)/python -m pip install $(if $(CI),-q) -c requirements.lock -e '.[dev]'
 	touch $@
 
 # all up to the button, in dist/: docs/guides/releasing.md

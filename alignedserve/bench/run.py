@@ -69,7 +69,8 @@ def _client_for(config: BenchConfig) -> httpx2.AsyncClient:
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[RequestOutcome], float]:
     async with _client_for(config) as http:
         model = config.model or await first_model(http, config.url)
-        with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
+        # None draws a bar in a terminal only
+        with tqdm(total=len(items), disable=config.disable_tqdm or None) as bar:
             outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())
     return model, outcomes, duration_s
 

@@ -119,7 +119,8 @@ def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
         until(is_over, lambda: server.output)
         assert server.wait() == 2
         assert "gcs_server" in programs
-        line, *others = [each for each in server.lines if " is up after " not in each]
+        first, line, *others = [each for each in server.lines if " is up after " not in each]
+        assert first.startswith("starting AlignedServe ")
         assert line.startswith("Error: --pool-memory-bytes 1152921504606846976: ") and not others
         footprint.check_gone()
 
