@@ -96,7 +96,9 @@ def engine(
     lengths = prompt_lengths(num_prompts, input_len, mix)
     model = model or demo.NAME
     with busy("Loading the model"):
-        llm = LLM(model, **in_terminal(options) | {"skip_tokenizer_init": True, "enable_prefix_caching": False})
+        llm = LLM(
+            model, **in_terminal(options) | {"skip_tokenizer_init": True, "enable_prefix_caching": False}
+        )
     prompts = random_prompts(lengths, llm.engine.vocabulary.size)
     rates = []
     with bar(runs + 1, "Measuring", "run", bool(options["use_tqdm"])) as shown:
