@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs picture release lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs flags picture release lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -66,6 +66,10 @@ soak: .venv/installed
 # the site, in build/site: all pages with navigation and search
 docs: .venv/installed
 	$(BIN)/python -m docs.site
+
+# docs/reference/flags.md, from the commands
+flags: .venv/installed
+	$(BIN)/python -m docs.flags
 
 # those of docs/architecture.md, from the source
 picture: .venv/installed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,7 +44,8 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     if config.save_result:
         say(f"Saved to {save(config, found)}")
     if config.plot:
-        draw(outcomes, config.objectives, duration_s, _title(config, model, len(items)), Path(config.plot))
+        title = f"{config.label or config.url}, {model}: {len(items)} requests at {config.request_rate:g}/s"
+        draw(outcomes, config.objectives, duration_s, title, Path(config.plot))
         say(f"Drawn to {config.plot}")
     return found
 
@@ -74,13 +74,6 @@ async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Re
         with tqdm(total=len(items), disable=config.disable_tqdm or None) as bar:
             outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())
     return model, outcomes, duration_s
-
-
-def _title(config: BenchConfig, model: str, num_requests: int) -> str:
-    rate = "all at once" if math.isinf(config.request_rate) else f"{config.request_rate:g} a second"
-    if config.dataset_name == "azure":
-        rate = "arriving as in the trace"
-    return f"{config.label or config.url}, {model}: {num_requests} requests, {rate}"
 
 
 def _errors(outcomes: Sequence[RequestOutcome]) -> list[str]:
