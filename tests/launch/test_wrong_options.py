@@ -93,7 +93,7 @@ def test_a_word_that_is_unknown_is_refused_with_the_known_ones(options: list[str
 
 def test_where_no_system_is_there_is_none_to_restart() -> None:
     code, _, err = said("restart", "--port", "1")
-    assert code == 1 and "no system of this user's serves 127.0.0.1:1" in err
+    assert code == 1 and "no system of this user serves 127.0.0.1:1" in err
 
 
 # ---- what is found when Ray is there, in processes of their own ----

@@ -294,7 +294,7 @@ class Endpoint:
             return msgspec.msgpack.encode(made)
         except UnicodeEncodeError:
             # In a name that nothing has encoded before, such as that of a tool, its type or its parameter.
-            raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
+            raise ApiError(400, "the body contains half of a surrogate pair") from None
 
 
 # By path.

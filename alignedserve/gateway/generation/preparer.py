@@ -217,7 +217,7 @@ class Preparer:
         try:
             return _result_of(await lane.told(body, room), body.endpoint)
         except TookTooLong:
-            raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
+            raise ApiError(400, f"reading the body takes longer than {TIMEOUT_S:g} s") from None
 
     @cached_property
     def _greeting(self) -> bytes:
