@@ -147,7 +147,7 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
     weights."""
     if model_config.quantised is None:
         return
-    where = f"{config.model} is quantised ({model_config.quantised.method})"
+    where = f"{config.model} is quantized ({model_config.quantised.method})"
     if config.quantization is not None:
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
