@@ -23,8 +23,8 @@ from alignedserve.instance.requests import adopt, complete, key_of, limits_of
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
     Abort,
+    AnnounceRt,
     AnyMessage,
-    Coming,
     DecodeReport,
     Evict,
     Failed,
@@ -82,7 +82,7 @@ class DecodeWorker(Worker):
         match order:
             case Offer():
                 self._offered(order)
-            case Coming():
+            case AnnounceRt():
                 self.schedule.policy.expect(order.num_prefilling, order.num_ready, self._clock())
             case Evict():
                 self._evict(order)

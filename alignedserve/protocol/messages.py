@@ -464,7 +464,7 @@ class Offer(Message):
     replaces: bool = False
 
 
-class Coming(Message):
+class AnnounceRt(Message):
     """Announces real-time requests that the decode instance will be offered soon, so that it starts no long iteration
     now."""
 
@@ -837,7 +837,7 @@ AnyMessage = (
     | Stage
     | Unstage
     | Offer
-    | Coming
+    | AnnounceRt
     | Evict
     | TakeRole
     | PrefillReport

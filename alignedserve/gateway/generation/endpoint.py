@@ -38,7 +38,7 @@ _STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Answering:
+class CallContext:
     """What a response builder needs besides the call."""
 
     model: ServedModel
@@ -111,7 +111,7 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
             generation.close()
         return builder.whole(generation.usage), generation.usage.body
 
-    def response_builder(self, answering: Answering) -> ResponseBuilder:
+    def response_builder(self, answering: CallContext) -> ResponseBuilder:
         raise NotImplementedError
 
 
