@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs picture release lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs flags picture release lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -67,6 +67,10 @@ soak: .venv/installed
 docs: .venv/installed
 	$(BIN)/python -m docs.site
 
+# docs/reference/flags.md, from the commands
+flags: .venv/installed
+	$(BIN)/python -m docs.flags
+
 # those of docs/architecture.md, from the source
 picture: .venv/installed
 	$(BIN)/python -m docs.picture
@@ -79,7 +83,7 @@ TORCH := torch==2.13.0
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	@echo "Installing into .venv: some minutes, and several GB where torch is built for CUDA"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
+	$(BIN)/python -m pip install $(if $(CI),-q) -c requirements.lock -e '.[dev]'
 	touch $@
 
 # all up to the button, in dist/: docs/guides/releasing.md

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from alignedserve.gateway.islands.choice import Outlook, best
+from alignedserve.gateway.islands.choice import IslandLoad, best
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.server import LOAD_S
@@ -82,7 +82,7 @@ class Seen:
 
     def __init__(self, island: SimIsland) -> None:
         self.island = island
-        self.outlook = Outlook()
+        self.island_load = IslandLoad()
         self.num_open = 0
 
 
@@ -96,7 +96,7 @@ def fewest_open(islands: Sequence[Seen], request: Request) -> Seen:
 def by_outlook(islands: Sequence[Seen], request: Request) -> Seen:
     hashes = block_hashes(request)
     chosen = best(islands, request, hashes)
-    chosen.outlook.sent(request, hashes)
+    chosen.island_load.sent(request, hashes)
     return chosen
 
 
@@ -140,7 +140,7 @@ class Run:
     def _tell(self, island: SimIsland, meter: LoadMeter, until_s: float) -> None:
         load = meter.read(self.clock.now)
         for gateway in self.gateways:
-            next(each for each in gateway if each.island is island).outlook.hear(load)
+            next(each for each in gateway if each.island is island).island_load.hear(load)
         if self.clock.now < until_s:
             self.clock.after(LOAD_S, partial(self._tell, island, meter, until_s))
 

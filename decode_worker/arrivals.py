@@ -35,7 +35,7 @@ class Arrivals:
             self._by_request[request.key] = missing
             self._coming.update(missing)
 
-    def had_better_wait(self, request: ScheduledRequest) -> bool:
+    def should_wait(self, request: ScheduledRequest) -> bool:
         """Returns whether other requests bring KV that this candidate lacks, and enough of it. Real time does not wait,
         because it would join the batch an iteration later."""
         if request.is_rt or not self._coming:

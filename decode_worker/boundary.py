@@ -70,7 +70,7 @@ class Boundary:
     def running(self) -> Sequence[ScheduledRequest]:
         return [*self._block_table.running.values()]
 
-    def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+    def ready_and_pending(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         running = self._block_table.running.values()
         ready: list[DecodeRequest] = [each for each in running if each.num_tokens - each.num_cached <= 1]
         if len(ready) == len(running):
@@ -96,9 +96,9 @@ class Boundary:
     def was_evicted(self, request: DecodeRequest) -> bool:
         return request.key in self._were_evicted
 
-    def had_better_wait(self, request: DecodeRequest) -> bool:
+    def should_wait(self, request: DecodeRequest) -> bool:
         waits_for = self._arrivals if request.num_pooled else self._dedup
-        return waits_for.had_better_wait(_own(request))
+        return waits_for.should_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Boundary:
         if layout is not PLAIN:
             self.plan.layouts[scheduled.key] = layout
 
-    def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
+    def run_many(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         if len(requests) > self.num_tokens_left:
             return [request for request in requests if self.run(request)]
         block_size, number, found = self.limits.block_size, self._num_planned, []

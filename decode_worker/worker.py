@@ -25,8 +25,8 @@ from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
     WHOLE_ANSWERS,
     Abort,
+    AnnounceRt,
     AnyMessage,
-    Coming,
     DecodeReport,
     Evict,
     Failed,
@@ -91,7 +91,7 @@ class DecodeWorker(Worker):
         match order:
             case Offer():
                 self._offered(order)
-            case Coming():
+            case AnnounceRt():
                 self.schedule.policy.expect(order.num_prefilling, order.num_ready, self._clock())
             case Evict():
                 self._evict(order)

@@ -33,7 +33,7 @@ def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.nn.functional.pad(weight[piece].float(), (0, num_groups * GROUP - num_in))
         codes[piece], scales[piece] = _of_groups(values.view(-1, num_groups, GROUP))
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite can't be quantised to 4 bits")
+        raise ValueError("a weight that is not finite can't be quantized to 4 bits")
     return codes, scales
 
 

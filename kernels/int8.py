@@ -30,7 +30,7 @@ def quantise_columns(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rounded, scales[piece] = _rounded(weight[piece].float())
         codes[piece] = rounded.to(torch.int8)
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite can't be quantised to 8 bits")
+        raise ValueError("a weight that is not finite can't be quantized to 8 bits")
     return codes, scales
 
 

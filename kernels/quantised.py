@@ -134,7 +134,7 @@ def quantise_fp8(weight: torch.Tensor) -> QuantisedWeight:
     codes = torch.empty(weight.shape, dtype=FP8_DTYPE, device=weight.device)
     scales = weight.abs().amax(1, keepdim=True).float() / LARGEST_FP8
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite can't be quantised to FP8")
+        raise ValueError("a weight that is not finite can't be quantized to FP8")
     step = max(1, (1 << 22) // weight.shape[1])
     for first in range(0, len(weight), step):
         piece = slice(first, first + step)

@@ -84,7 +84,7 @@ class Segment:
         file = FileIO(os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+")
         try:
             if not is_private(os.fstat(file.fileno())):
-                raise ValueError(f"segment {name}: others can get at it, or it is another user's")
+                raise ValueError(f"segment {name}: others can access it, or it belongs to another user")
             fcntl.flock(file, fcntl.LOCK_SH)
             return cls._attach(name, form, file)
         except BaseException:
@@ -200,14 +200,14 @@ def write_header(memory: mmap.mmap, form: BlockFormat, num_blocks: int) -> None:
 
 def map_all(file: int, name: str) -> mmap.mmap:
     if os.fstat(file).st_size < TABLE_OFFSET:
-        raise ValueError(f"segment {name}: no segment of a KV pool, or one that was never finished")
+        raise ValueError(f"segment {name}: not a segment of a KV pool, or one that was never completed")
     return mmap.mmap(file, 0)
 
 
 def read_header(memory: mmap.mmap, name: str) -> dict[str, Any]:
     magic, version, length = PREFIX.unpack_from(memory)
     if magic != MAGIC:
-        raise ValueError(f"segment {name}: no segment of a KV pool, or one that was never finished")
+        raise ValueError(f"segment {name}: not a segment of a KV pool, or one that was never completed")
     if version != VERSION:
         raise ValueError(f"segment {name}: has version {version}, and {VERSION} is needed")
     described: dict[str, Any] = json.loads(memory[PREFIX.size : PREFIX.size + length])

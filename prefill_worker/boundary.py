@@ -93,8 +93,8 @@ class Boundary:
     def rt_behind_copies(self) -> list[ScheduledRequest]:
         return self._prompts.rt_behind_copies
 
-    def had_better_wait(self, request: PrefillRequest) -> bool:
-        return self._dedup.had_better_wait(_own(request))
+    def should_wait(self, request: PrefillRequest) -> bool:
+        return self._dedup.should_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class LiveRouterHost(LiveHost):
             return None
 
 
-class Parting:
+class DisconnectedWriters:
     """Processes that have lost their connection and could still write to the pool's blocks."""
 
     def __init__(self, patience_s: float, host: RouterHost) -> None:

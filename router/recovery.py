@@ -247,7 +247,7 @@ class _FailedCopy:
 
 
 @dataclass(eq=False, slots=True)
-class FailedCopies:
+class CopyRetries:
     """Failed copies of KV, kept until the router's next tick. The cause of a failure may persist, and immediate retries
     would run in a tight loop."""
 

@@ -24,7 +24,7 @@ from alignedserve.router.events import Closed, Connected, Event, Received, Send,
 from alignedserve.router.intake import Submissions
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
 from alignedserve.router.pool_client import PoolClient
-from alignedserve.router.recovery import FailedCopies, Orphans, PoolRecovery, Recovery
+from alignedserve.router.recovery import CopyRetries, Orphans, PoolRecovery, Recovery
 from alignedserve.router.reports import InstanceReports, OutputProcessor
 from alignedserve.router.requests import Phase
 from alignedserve.router.role_change import RoleChanges
@@ -65,7 +65,7 @@ class Router:
         welcome = Welcome(epoch, config.silence_s)
         self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over)
         self._role_changes = RoleChanges(state, recaller, eviction)
-        self._failed_copies = FailedCopies(state, self._recovery, eviction)
+        self._failed_copies = CopyRetries(state, self._recovery, eviction)
 
     def on(self, event: Event, now: float) -> list[Send]:
         self.state.clock.now = now

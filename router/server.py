@@ -37,7 +37,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Observer, Received, Tick
-from alignedserve.router.fence import LiveRouterHost, Parting, RouterHost
+from alignedserve.router.fence import DisconnectedWriters, LiveRouterHost, RouterHost
 from alignedserve.router.router import Router
 from alignedserve.router.status import LoadMeter, UsageOf, describe, unknown_usage
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
@@ -101,7 +101,7 @@ class RouterServer:
             ROLES_THAT_CHANGE if router.state.config.change_roles else (),
             self._host,
         )
-        self._parting = Parting(router.state.config.silence_s, self._host)
+        self._parting = DisconnectedWriters(router.state.config.silence_s, self._host)
         # The Hello of each connected process.
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None

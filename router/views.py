@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.messages import Coming, DecodeReport, Hello
+from alignedserve.protocol.messages import AnnounceRt, DecodeReport, Hello
 from alignedserve.router.prefix_counts import PrefixCounts, Run
 from alignedserve.scheduling.island import RoutedRequest
 from alignedserve.scheduling.prefixes import PrefixAffinity
@@ -220,7 +220,7 @@ class DecodeView(Process):
     # Whether each request has its first token.
     coming: dict[RequestKey, bool] = field(default_factory=dict)
     # The last announcement sent to it.
-    announced: Coming = field(default_factory=lambda: Coming(0, 0))
+    announced: AnnounceRt = field(default_factory=lambda: AnnounceRt(0, 0))
 
     # ---- requests that run there ----
     running: dict[RequestKey, None] = field(default_factory=dict)
@@ -297,10 +297,10 @@ class DecodeView(Process):
     def awaits_rt(self) -> bool:
         return len(self.be_promised) < len(self.batch) + len(self.near)
 
-    def take_announcement(self) -> Coming | None:
+    def take_announcement(self) -> AnnounceRt | None:
         """Returns the announcement of coming real time that it should receive; None if it has not changed."""
         num_ready = sum(self.coming.values()) if self.coming else 0
-        coming = Coming(len(self.coming) - num_ready, num_ready)
+        coming = AnnounceRt(len(self.coming) - num_ready, num_ready)
         if coming == self.announced:
             return None
         self.announced = coming

@@ -24,6 +24,7 @@ from alignedserve.gateway.openai.batch_jobs.routes import batch_routes
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.responses.routes import response_routes
 from alignedserve.gateway.telemetry.exposition import metrics_route
+from docs import flags as page_of_flags
 from tests.deploy.test_grafana import exposed
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +199,10 @@ def test_defaults_are_those_of_serve(page: Path) -> None:
 def _as_said(default: Any) -> str:
     """Objectives are floats that nobody writes as such."""
     return f"{default:g}" if isinstance(default, float) and default >= 50 else str(default)
+
+
+def test_the_page_of_flags_is_as_the_commands_are() -> None:
+    assert page_of_flags.PAGE.read_text() == page_of_flags.text(), "make flags"
 
 
 # ---- all else ----

@@ -17,7 +17,7 @@ MAX_MEMORY_BYTES = 2 << 30
 NUMBER_BYTES = 4
 
 
-class Told(msgspec.Struct, frozen=True):
+class ParsedOrProblem(msgspec.Struct, frozen=True):
     """The parsed line, or the problem with it; exactly one of them is set."""
 
     parsed: Parsed | None = None
@@ -30,11 +30,13 @@ def main() -> None:
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(_answer(content)))
 
 
-def _answer(content: bytes) -> Told:
+def _answer(content: bytes) -> ParsedOrProblem:
     try:
-        return Told(parsed=parse(content[NUMBER_BYTES:], int.from_bytes(content[:NUMBER_BYTES], "big")))
+        return ParsedOrProblem(
+            parsed=parse(content[NUMBER_BYTES:], int.from_bytes(content[:NUMBER_BYTES], "big"))
+        )
     except LineProblem as error:
-        return Told(problem=error.problem)
+        return ParsedOrProblem(problem=error.problem)
 
 
 if __name__ == "__main__":

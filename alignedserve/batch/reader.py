@@ -8,7 +8,7 @@ from alignedserve.batch import parse_process
 from alignedserve.batch.config import STEP_BYTES
 from alignedserve.batch.lines import Line
 from alignedserve.batch.parse import LineProblem, Parsed, parse
-from alignedserve.batch.parse_process import NUMBER_BYTES, Told
+from alignedserve.batch.parse_process import NUMBER_BYTES, ParsedOrProblem
 from alignedserve.process.child import Child, ChildEnded, Starter
 from alignedserve.store import Problem
 
@@ -30,7 +30,7 @@ class LineReader:
             answer = await self._child.ask(line.number.to_bytes(NUMBER_BYTES, "big"), line.text)
         except ChildEnded:
             raise LineProblem(Problem("invalid_json_line", "this line can't be read", line.number)) from None
-        told = msgspec.msgpack.decode(answer, type=Told)
+        told = msgspec.msgpack.decode(answer, type=ParsedOrProblem)
         if told.problem:
             raise LineProblem(told.problem)
         assert told.parsed

@@ -32,7 +32,7 @@ from alignedserve.store import (
     Store,
     StoreAway,
 )
-from alignedserve.store.looking import Looking
+from alignedserve.store.polling import StorePoller
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class BatchRunner:
             hooks or JobHooks(),
         )
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
-        self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
+        self._poller = StorePoller(self._look_and_tell, config.look_s, "jobs")
         # These run beside the looks: with a slow store or bucket they are slow, and leases must be renewed meanwhile.
-        self._tidying = _Aside(self._tidy, "tidying up")
-        self._forecasting = _Aside(self._estimate, "estimating when jobs will be done")
+        self._tidying = _BackgroundTask(self._tidy, "tidying up")
+        self._forecasting = _BackgroundTask(self._estimate, "estimating when jobs will be done")
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
@@ -87,7 +87,7 @@ class BatchRunner:
 
     def wake(self) -> None:
         """Makes the next look happen now, because there is a new job or one that must be ended."""
-        self._looking.wake()
+        self._poller.wake()
 
     def cancel(self, job_id: JobId) -> None:
         """Stops this gateway's lines of a job that is being cancelled. Other gateways notice at their next look."""
@@ -101,12 +101,12 @@ class BatchRunner:
         next start."""
         self._patience_s = patience_s
         self._shared.stopping.set()
-        self._looking.stop()
+        self._poller.stop()
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            await self._looking.run()
+            await self._poller.run()
             await self._until_done()
         finally:
             for _, task in self._held.values():
@@ -212,7 +212,7 @@ class BatchRunner:
                 log.warning("the store is up again")
 
 
-class _Aside:
+class _BackgroundTask:
     """Runs something beside the looks, at most once at a time. A failure is retried at a later look."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, None]], what: str) -> None:

@@ -10,16 +10,22 @@ from alignedserve.bench.client import RequestOutcome
 from alignedserve.bench.results import is_good, is_whole, times_of
 from alignedserve.sim.figure import figure_class
 
-NUM_WINDOWS = 30
+# A share of fewer requests would jump between 0 and 1.
+MAX_WINDOWS, LEAST_REQUESTS = 30, 20
 COLORS = {"rt": "tab:blue", "be": "tab:orange"}
 LABELS = {"rt": "real-time", "be": "best-effort"}
 
 
 def draw(
-    outcomes: Sequence[RequestOutcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
+    outcomes: Sequence[RequestOutcome],
+    objectives_ms: Mapping[str, float],
+    duration_s: float,
+    title: str,
+    path: Path,
 ) -> None:
     """Draws the run to a file. Raises ValueError if matplotlib is not installed."""
     figure = figure_class()(figsize=(11, 8), layout="constrained")
+    figure.suptitle(title)
     ttft, tpot, attainment = figure.subplot_mosaic([["ttft", "tpot"], ["over time", "over time"]]).values()
     _distribution(ttft, outcomes, "ttft", objectives_ms.get("ttft"))
     _distribution(tpot, outcomes, "tpot", objectives_ms.get("tpot"))
@@ -60,9 +66,9 @@ def attainment_over_time(
     outcomes: Sequence[RequestOutcome], objectives_ms: Mapping[str, float], duration_s: float, tier: str
 ) -> list[tuple[float, float]]:
     """Returns pairs of the middle of an interval and the share of the requests due in it that met their objectives."""
-    width_s = duration_s / NUM_WINDOWS
+    of_tier = [each for each in outcomes if each.tier == tier]
+    width_s = duration_s / min(max(len(of_tier) // LEAST_REQUESTS, 1), MAX_WINDOWS)
     windows: dict[int, list[bool]] = {}
-    for each in outcomes:
-        if each.tier == tier:
-            windows.setdefault(int(each.due_s / width_s), []).append(is_good(each, objectives_ms))
+    for each in of_tier:
+        windows.setdefault(int(each.due_s / width_s), []).append(is_good(each, objectives_ms))
     return [((number + 0.5) * width_s, sum(kept) / len(kept)) for number, kept in sorted(windows.items())]

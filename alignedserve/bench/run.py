@@ -44,7 +44,8 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     if config.save_result:
         say(f"Saved to {save(config, found)}")
     if config.plot:
-        draw(outcomes, config.objectives, duration_s, Path(config.plot))
+        title = f"{config.label or config.url}, {model}: {len(items)} requests at {config.request_rate:g}/s"
+        draw(outcomes, config.objectives, duration_s, title, Path(config.plot))
         say(f"Drawn to {config.plot}")
     return found
 
@@ -69,7 +70,8 @@ def _client_for(config: BenchConfig) -> httpx2.AsyncClient:
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[RequestOutcome], float]:
     async with _client_for(config) as http:
         model = config.model or await first_model(http, config.url)
-        with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
+        # None draws a bar in a terminal only
+        with tqdm(total=len(items), disable=config.disable_tqdm or None) as bar:
             outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())
     return model, outcomes, duration_s
 

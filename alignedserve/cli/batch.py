@@ -230,7 +230,7 @@ def _check_places(source: Path | None, output: Path, errors: Path | None) -> Non
             hint = "" if place in (output, errors) else ": name a file for errors with --errors"
             raise click.UsageError(f"{place}: {error.strerror}{hint}") from None
     if errors is None and not is_replaced(output):
-        raise click.UsageError(f"{output} is no plain file: name a file for errors with --errors")
+        raise click.UsageError(f"{output} is not a plain file: name a file for errors with --errors")
     plain = [each.resolve() for each in places if is_replaced(each)]
     if len(set(plain)) < len(plain):
         raise click.UsageError(f"{output}: answers and errors must go to different files")

@@ -21,7 +21,7 @@ from alignedserve.cli.command import Command, Group
 from alignedserve.cli.help_groups import BENCH_COMPARE, BENCH_ENGINE, BENCH_SERVE
 from alignedserve.cli.options import EngineCommand, engine_options, options_of, writing
 from alignedserve.cli.output_file import OutputFile, write_json
-from alignedserve.cli.progress import bar, busy
+from alignedserve.cli.progress import bar, busy, in_terminal
 
 if TYPE_CHECKING:
     from alignedserve import LLM
@@ -96,7 +96,9 @@ def engine(
     lengths = prompt_lengths(num_prompts, input_len, mix)
     model = model or demo.NAME
     with busy("Loading the model"):
-        llm = LLM(model, **{**options, "skip_tokenizer_init": True, "enable_prefix_caching": False})
+        llm = LLM(
+            model, **in_terminal(options) | {"skip_tokenizer_init": True, "enable_prefix_caching": False}
+        )
     prompts = random_prompts(lengths, llm.engine.vocabulary.size)
     rates = []
     with bar(runs + 1, "Measuring", "run", bool(options["use_tqdm"])) as shown:

@@ -8,7 +8,7 @@ import click
 
 from alignedserve.cli.help_groups import GENERATE
 from alignedserve.cli.options import EngineCommand, engine_options
-from alignedserve.cli.progress import busy
+from alignedserve.cli.progress import busy, in_terminal
 from alignedserve.engine.lora_modules import parse_lora_modules
 
 
@@ -39,9 +39,9 @@ def command(
     if lora_name is not None and lora_name not in adapters:
         known = ", ".join(adapters) or "empty"
         raise ValueError(f"lora_name={lora_name!r}: is not in --lora-modules, which are {known}")
-    with busy("Loading the model"):
-        llm = LLM(model or demo.NAME, **options)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    with busy("Loading the model"):
+        llm = LLM(model or demo.NAME, **in_terminal(options))
     if chat or (chat is None and llm.get_tokenizer().has_chat_template):
         conversations = [[{"role": "user", "content": text}] for text in questions]
         results = llm.chat(conversations, params, llm.config.use_tqdm, lora_request=lora_name)

@@ -15,7 +15,7 @@ from alignedserve.cli.command import Command, OneOf
 from alignedserve.cli.progress import busy
 
 if TYPE_CHECKING:
-    from alignedserve.lengths.evaluate import Answered, Evaluation
+    from alignedserve.lengths.evaluate import AnsweredPrompt, Evaluation
     from alignedserve.text.tokenizer import Tokenizer
 
 WORDS = "words"
@@ -78,19 +78,21 @@ def command(
     _print(found, counted, predictor.encoder.name)
 
 
-Data = tuple[list["Answered"], Callable[[Sequence[int]], str], str]
+Data = tuple[list["AnsweredPrompt"], Callable[[Sequence[int]], str], str]
 
 
 def _demo_tasks(count: int, seed: int) -> Data:
     from alignedserve import demo
     from alignedserve.demo.tasks import TASKS, expected_output_len
-    from alignedserve.lengths.evaluate import Answered
+    from alignedserve.lengths.evaluate import AnsweredPrompt
     from alignedserve.text.tokenizer import Tokenizer
 
     tokenizer, rng = Tokenizer.from_directory(demo.MODEL_DIR), random.Random(seed)
     examples = [rng.choice(list(TASKS.values())).generate(rng) for _ in range(count)]
     data = [
-        Answered(tokenizer.chat_ids([{"role": "user", "content": each.prompt}]), expected_output_len(each))
+        AnsweredPrompt(
+            tokenizer.chat_ids([{"role": "user", "content": each.prompt}]), expected_output_len(each)
+        )
         for each in examples
     ]
     return data, tokenizer.decode, "the demo model's tokens"
@@ -98,7 +100,7 @@ def _demo_tasks(count: int, seed: int) -> Data:
 
 def _read(file: Path, name: str) -> Data:
     from alignedserve.lengths.corpus import examples
-    from alignedserve.lengths.evaluate import Answered
+    from alignedserve.lengths.evaluate import AnsweredPrompt
     from alignedserve.text.tokenizer import Tokenizer
 
     found = list(examples(file))
@@ -109,7 +111,7 @@ def _read(file: Path, name: str) -> Data:
     else:
         tokenizer = Tokenizer.from_directory(name)
         encode, decode = _plain(tokenizer), tokenizer.decode
-    data = [Answered(encode(each.prompt), len(encode(each.answer)) + 1) for each in found]
+    data = [AnsweredPrompt(encode(each.prompt), len(encode(each.answer)) + 1) for each in found]
     return data, decode, f"tokens of {name}" if name != WORDS else "words and punctuation marks"
 
 

@@ -12,7 +12,7 @@ import click
 from alignedserve.cli.command import OneOf
 from alignedserve.cli.help_groups import PROFILE
 from alignedserve.cli.options import EngineCommand, engine_options
-from alignedserve.cli.progress import bar
+from alignedserve.cli.progress import bar, in_terminal
 from alignedserve.engine.config import EngineConfig
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_pool_kv_dtype
 
@@ -60,7 +60,7 @@ def command(
     from alignedserve.instance.profile.saved import default_path, locked, save
     from alignedserve.kvpool.segment import scratch_blocks
 
-    config = EngineConfig(demo.directory_of(model), **options)
+    config = EngineConfig(demo.directory_of(model), **in_terminal(options))
     check_pool_kv_dtype(pool_kv_dtype, config.kv_cache_dtype)
     built = build_engine(config)
     facts = facts_of(built, config, pool_kv_dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,11 @@ def bar(total: int | None, description: str, unit: str, is_shown: bool = True) -
         leave=False,
         dynamic_ncols=True,
     )
+
+
+def in_terminal(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of an engine. Its bars are turned off unless stderr is a terminal."""
+    return {**options, "use_tqdm": options["use_tqdm"] and sys.stderr.isatty()}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def command(host: str, port: int) -> None:
         try:
             sock.connect(control_path(host, port))
         except OSError:
-            raise click.ClickException(f"no system of this user's serves {host}:{port} here") from None
+            raise click.ClickException(f"no system of this user serves {host}:{port} here") from None
         sock.sendall(ASK_RESTART)
         last = ""
         for line in sock.makefile():

@@ -29,10 +29,13 @@ _PROGRESS_S = 5.0
 @click.option("--seed", type=int, help="replay this seed, step by step [default: run new seeds]")
 @click.option("--minutes", type=float, default=1.0, show_default=True, help="minutes for which new seeds run")
 @click.option("--first-seed", type=int, help="first of the new seeds; the others follow it [default: random]")
-@click.option("--policy", multiple=True, help="run only this policy; repeat for more [default: all]")
+@click.option(
+    "--policy", multiple=True, metavar="POLICY", help="run only this policy; repeat for more [default: all]"
+)
 @click.option(
     "--system",
     multiple=True,
+    metavar="[island|whole]",
     help="island: one island with simulated gateways; whole: islands behind real gateways, with batch jobs and a "
     "store; repeat for both [default: both]",
 )

@@ -147,7 +147,7 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
     weights."""
     if model_config.quantised is None:
         return
-    where = f"{config.model} is quantised ({model_config.quantised.method})"
+    where = f"{config.model} is quantized ({model_config.quantised.method})"
     if config.quantization is not None:
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
@@ -176,7 +176,7 @@ def choose_num_blocks(
         raise ValueError(
             f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
             f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {least_bytes} bytes "
-            f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
+            f"(on a GPU, a higher gpu_memory_utilization helps too), or set max_model_len to at most "
             f"{min(span.longest(affordable) * form.block_size, max_model_len)}"
         )
     # Blocks beyond full-length requests in all slots would be reserved, but never used.

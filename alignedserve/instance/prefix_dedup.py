@@ -153,7 +153,7 @@ class PrefixDedup:
             if self._coming.get(name) is request:
                 del self._coming[name]
 
-    def had_better_wait(self, request: Member) -> bool:
+    def should_wait(self, request: Member) -> bool:
         """Returns whether a running prompt will have computed enough of this request's prefix, or is still computing
         what the request has begun to wait for."""
         if not (self._coming and request.block_hashes):

@@ -162,7 +162,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     transport = _choose_transport(settings, is_cpu)
     if settings.engine.hidden_cache and "colocated" not in roles:
         raise ValueError(
-            f"hidden_cache: takes colocated instances; on {node.name} there are {_counted(roles)}"
+            f"hidden_cache: needs colocated instances; on {node.name} there are {_counted(roles)}"
         )
     if "colocated" in roles:
         # KV does not move between instances.
@@ -239,7 +239,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
 def _check_change_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
     if "colocated" in roles or sum(roles.values()) < 3:
         raise ValueError(
-            f"change_roles: takes three prefill and decode instances or more, of which one can change; "
+            f"change_roles: needs at least three prefill and decode instances, one of which can change; "
             f"on {node.name} there are {_counted(roles)}"
         )
     if settings.launch.cost_profile == NO_PROFILE:

@@ -154,7 +154,7 @@ class ProcessSupervisor:
         except (RayError, TimeoutError) as error:
             new.kill()
             reason = "it takes too long" if isinstance(error, TimeoutError) else _reason(error)
-            raise RestartFailed(f"there can't be another process for {self.name}: {reason}") from error
+            raise RestartFailed(f"can't start another process for {self.name}: {reason}") from error
         except BaseException:
             new.kill()
             raise

@@ -34,6 +34,7 @@ from alignedserve.models.locate import locate_model
 from alignedserve.process.listening import bind
 from alignedserve.process.private_files import make_directory
 from alignedserve.store.homes import make_home
+from alignedserve.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +205,7 @@ def _check_files_at(config: LaunchConfig) -> None:
 
 
 def _nodes(settings: Settings, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[Nodes]:
+    say(f"starting AlignedServe {__version__}")
     token = secrets.token_hex(32)
     if settings.launch.address is None:
         return this_machine(settings.launch, token, prefix)

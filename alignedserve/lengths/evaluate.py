@@ -21,7 +21,7 @@ Lengths = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredPrompt:
     prompt: list[int]
     # Tokens of the answer, its last one included.
     length: int
@@ -48,7 +48,7 @@ class Evaluation:
     learn_us: tuple[float, float]
 
 
-def evaluate(predictor: Predictor, data: Sequence[Answered], train_share: float) -> Evaluation:
+def evaluate(predictor: Predictor, data: Sequence[AnsweredPrompt], train_share: float) -> Evaluation:
     """Learns from the first `train_share` of the data, and predicts the rest. Raises ValueError if one of the two parts
     is empty."""
     num_learned = round(len(data) * train_share)
@@ -93,14 +93,14 @@ def _guesses(predictions: Sequence[Prediction]) -> Iterator[tuple[str, Lengths]]
     yield all_of("class mean", lambda each: each.guesses["class"])
 
 
-def _learn(predictor: Predictor, answered: Answered) -> float:
+def _learn(predictor: Predictor, answered: AnsweredPrompt) -> float:
     prediction = predictor.predict(answered.prompt, UNLIMITED, TIER)
     start_s = time.perf_counter()
     predictor.learn(prediction, answered.length, "stop")
     return (time.perf_counter() - start_s) * 1e6
 
 
-def _timed(predictor: Predictor, answered: Answered) -> tuple[Prediction, float]:
+def _timed(predictor: Predictor, answered: AnsweredPrompt) -> tuple[Prediction, float]:
     start_s = time.perf_counter()
     prediction = predictor.predict(answered.prompt, UNLIMITED, TIER)
     return prediction, (time.perf_counter() - start_s) * 1e6

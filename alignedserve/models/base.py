@@ -57,7 +57,7 @@ def _check_alike(names: list[str], parts: list[Part]) -> None:
     is_quantised = [isinstance(part, QuantisedWeight) for part in parts]
     if any(is_quantised) and not all(is_quantised):
         coded, plain = names[is_quantised.index(True)], names[is_quantised.index(False)]
-        raise ValueError(f"{coded} is quantised and {plain} is not, but they are computed as one layer")
+        raise ValueError(f"{coded} is quantized and {plain} is not, but they are computed as one layer")
 
 
 class Layers:
@@ -127,7 +127,7 @@ class Layers:
         parts = [outputs_of(weight, mine)] if mine.stop > mine.start else []
         if num_filling and isinstance(weight, QuantisedWeight):
             raise ValueError(
-                f"lm_head is quantised, and {num_tokens} tokens can't be divided among {self.shard.size} ranks"
+                f"lm_head is quantized, and {num_tokens} tokens can't be divided among {self.shard.size} ranks"
             )
         if num_filling and isinstance(weight, torch.Tensor):
             parts.append(weight.new_zeros(num_filling, width))

@@ -112,7 +112,7 @@ def _compressed(fields: Fields) -> QuantisedConfig:
     for other in others:
         if replace(found[other], targets=()) != replace(found[first], targets=()):
             raise ValueError(
-                f"{groups.where}: {first} and {other} are not alike; layers must all be quantised in one way"
+                f"{groups.where}: {first} and {other} are not alike; layers must all be quantized in one way"
             )
     targets = {name for config in found.values() for name in config.targets}
     # Embeddings are not linear layers, and `has` is called for linear layers alone.
@@ -201,7 +201,7 @@ def _has_input_scales(group: Fields, is_float: bool) -> bool:
 
 
 def _mxfp4(fields: Fields) -> QuantisedConfig:
-    """Only experts are quantised, whatever else the file names or omits."""
+    """Only experts are quantized, whatever else the file names or omits."""
     return QuantisedConfig(
         "mxfp4",
         "mxfp4",

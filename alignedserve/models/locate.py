@@ -99,7 +99,7 @@ def _fetch(name: str, revision: str | None, with_weights: bool, may_download: bo
             raise NotInCache(f"model is {name!r}, which is not in the hub's cache here") from error
         # The hub's client does not wrap the exceptions of its HTTP library.
         raise ValueError(
-            f"model is {name!r}, which is no directory here and cannot be fetched from the hub: {error}"
+            f"model is {name!r}, which is not a directory here and cannot be fetched from the hub: {error}"
         ) from error
     return Path(path)
 

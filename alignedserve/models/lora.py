@@ -84,7 +84,7 @@ class Adapter:
         """Raises ValueError if the directory holds no adapter, or one of a higher rank."""
         self.name = name
         if not directory.is_dir():
-            raise ValueError(f"lora_modules: {name}: {str(directory)!r} is no directory")
+            raise ValueError(f"lora_modules: {name}: {str(directory)!r} is not a directory")
         self.config = load_lora_config(directory)
         if self.config.rank > max_rank:
             raise ValueError(

@@ -57,7 +57,7 @@ def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtyp
     plain = plain_parts(parts)
     coded = [part for part in parts if isinstance(part, QuantisedWeight)]
     if plain and coded:
-        raise ValueError(f"{len(coded)} parts of a layer are quantised, {len(plain)} are not")
+        raise ValueError(f"{len(coded)} parts of a layer are quantized, {len(plain)} are not")
     return [QUANTISERS[scheme](part.to(dtype)) for part in plain] if plain and scheme else coded
 
 

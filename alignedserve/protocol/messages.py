@@ -477,7 +477,7 @@ class Offer(Message):
     replaces: bool = False
 
 
-class Coming(Message):
+class AnnounceRt(Message):
     """Announces real-time requests that the decode instance will be offered soon, so that it starts no long iteration
     now."""
 
@@ -853,7 +853,7 @@ AnyMessage = (
     | Stage
     | Unstage
     | Offer
-    | Coming
+    | AnnounceRt
     | Evict
     | TakeRole
     | PrefillReport

@@ -124,7 +124,7 @@ class DecodeBoundary(Protocol):
     def running(self) -> Sequence[DecodeRequest]:
         """The running requests, in order of admission."""
 
-    def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+    def ready_and_pending(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Returns the running requests that compute one token, and those that have more to compute."""
 
     @property
@@ -144,7 +144,7 @@ class DecodeBoundary(Protocol):
     def first_batch_to_stay(self) -> int:
         """Batches with smaller numbers must leave, because this one replaces them; 0: none must."""
 
-    def had_better_wait(self, request: DecodeRequest) -> bool:
+    def should_wait(self, request: DecodeRequest) -> bool:
         """Returns whether another prompt computes the prefix of this candidate, or the prefix's KV is on its way for
         another request. It would share that KV afterwards."""
 
@@ -213,7 +213,7 @@ class DecodeBoundary(Protocol):
         are missing or the iteration has too few tokens left. The same holds for a request with kept inputs if too few
         of `limits.max_restored_blocks` are left."""
 
-    def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
+    def run_many(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         """Calls `run` for each of these, and returns those for which it succeeded. Faster for many requests."""
 
     def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
@@ -309,7 +309,7 @@ class PrefillBoundary(Protocol):
     def rt_behind_copies(self) -> Sequence[PrefillRequest]:
         """Real time that continues when current copies have ended."""
 
-    def had_better_wait(self, request: PrefillRequest) -> bool:
+    def should_wait(self, request: PrefillRequest) -> bool:
         """Returns whether another prompt computes the prefix of this one. It then waits for that, and shares the KV."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------

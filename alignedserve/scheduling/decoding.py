@@ -73,8 +73,8 @@ def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) ->
 def run_all(at: DecodeBoundary) -> None:
     """Runs all requests for which there are blocks and tokens. Requests that are behind get the tokens that are
     left."""
-    ready, behind = at.ready_and_behind()
-    at.run_each(ready)
+    ready, behind = at.ready_and_pending()
+    at.run_many(ready)
     for request in behind:
         if at.num_tokens_left:
             at.chunk(request, min(request.num_pending, at.num_tokens_left))
@@ -210,7 +210,7 @@ def _admit_from(
 ) -> list[DecodeRequest]:
     admitted = []
     for request in (each for each in requests if is_rt in (None, each.is_rt)):
-        if had_better_wait(at, request):
+        if should_wait(at, request):
             continue
         if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(request):
             break
@@ -222,9 +222,9 @@ def _admit_from(
 # ---- instances that also compute prompts -----------------------------------------------------------------------------
 
 
-def had_better_wait(at: DecodeBoundary, request: DecodeRequest) -> bool:
+def should_wait(at: DecodeBoundary, request: DecodeRequest) -> bool:
     """Returns whether another request computes or brings its prefix. Requests that begin in this plan count as well."""
-    return at.had_better_wait(request)
+    return at.should_wait(request)
 
 
 def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:
@@ -240,9 +240,9 @@ def compute(at: DecodeBoundary, request: DecodeRequest, num_tokens: int) -> int:
 
 def go_on(at: DecodeBoundary, requests: Sequence[DecodeRequest]) -> None:
     """Computes these requests, in order, with the tokens that are left."""
-    _, behind = at.ready_and_behind()
+    _, behind = at.ready_and_pending()
     if not behind:
-        at.run_each(requests)
+        at.run_many(requests)
         return
     for request in requests:
         compute(at, request, at.num_tokens_left)
@@ -259,7 +259,7 @@ def begin_in_order(
     iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
     for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
-        if had_better_wait(at, request):
+        if should_wait(at, request):
             continue
         if num_left <= 0 or not has_room(at, request, config):
             break

@@ -18,7 +18,7 @@ def admit_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_adm
     """Starts the waiting prompts, in order, until one may not start. A prompt that waits for another one does not hold
     up the rest."""
     for request in requests:
-        if not at.is_waiting(request) or at.had_better_wait(request):
+        if not at.is_waiting(request) or at.should_wait(request):
             continue
         if not may_admit(at, at.blocks_for(request)):
             break

@@ -31,7 +31,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     if any(outcome.mixture.be.num_requests for _, outcome in done):
         yield from _table("Best effort", _BEST_EFFORT, [_who(row) + _best_effort(each) for row, each in done])
     if done:
-        yield from _table("Instances", _INSTANCES, [_who(row) + _instances(each) for row, each in done])
+        yield from _table("Instances", _INSTANCES, [_who(row) + _instances(row, each) for row, each in done])
         yield from _table("Memory", _MEMORY, [_who(row) + _memory(each) for row, each in done])
         reused = [(row, each.reused) for row, each in done if each.reused is not None]
         if reused:
@@ -117,9 +117,9 @@ def _best_effort(outcome: TrialOutcome) -> list[str]:
     ]
 
 
-def _instances(outcome: TrialOutcome) -> list[str]:
+def _instances(row: Row, outcome: TrialOutcome) -> list[str]:
     return [
-        _percent(outcome.prefill_busy),
+        "-" if row.setting.num_colocated else _percent(outcome.prefill_busy),
         _percent(outcome.mixture.busy),
         f"{outcome.mean_batch:.1f}",
         str(outcome.num_batches) if outcome.num_batches else "-",

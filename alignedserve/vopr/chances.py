@@ -11,7 +11,7 @@ from alignedserve.sim.model import sample
 _RESOLUTION = 50_000
 
 
-class Chances:
+class KeyedRandom:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._counts: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
-from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.history import FailingCopies, Late, SlowCopies
 from alignedserve.vopr.plan import Plan
 
@@ -14,7 +14,7 @@ class Conditions(NoFaults):
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self._plan = plan
         self._clock = clock
-        self._chances = Chances(plan.seed)
+        self._chances = KeyedRandom(plan.seed)
         # The current faults, each with the second at which it ends.
         self._late: list[tuple[float, Late]] = []
         self._failing: list[tuple[float, FailingCopies]] = []

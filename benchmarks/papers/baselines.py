@@ -21,13 +21,13 @@ class PromptsFirstPart(ColocatedPart):
 
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
-        ready, behind = at.ready_and_behind()
+        ready, behind = at.ready_and_pending()
         num_left = at.num_tokens_left
         for request in behind:
             decoding.compute(at, request, at.num_tokens_left)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
         if at.num_tokens_left == num_left:
-            at.run_each(ready)
+            at.run_many(ready)
 
 
 class PromptsFirst(Policy):
@@ -55,8 +55,8 @@ class RoundRobinPart(ColocatedPart):
                 return
 
     def _run(self, at: DecodeBoundary, is_of_class: Callable[[DecodeRequest], bool]) -> None:
-        ready, behind = at.ready_and_behind()
-        at.run_each([each for each in ready if is_of_class(each)])
+        ready, behind = at.ready_and_pending()
+        at.run_many([each for each in ready if is_of_class(each)])
         for request in filter(is_of_class, behind):
             decoding.compute(at, request, at.num_tokens_left)
         waiting = [each for each in (*at.requests, *at.batch) if is_of_class(each)]

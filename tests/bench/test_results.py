@@ -124,15 +124,18 @@ def test_the_file_has_vllms_fields(tmp_path: Path) -> None:
 
 
 def test_attainment_over_time_counts_by_when_requests_were_due() -> None:
-    # thirty stretches of a tenth of a second
-    found = attainment_over_time(OUTCOMES, OBJECTIVES, 3.0, "rt")
-    assert [at_s for at_s, _ in found] == pytest.approx([0.05, 1.05, 2.05])
+    # ten stretches of 0.3 s
+    found = attainment_over_time(67 * OUTCOMES, OBJECTIVES, 3.0, "rt")
+    assert [at_s for at_s, _ in found] == pytest.approx([0.15, 1.05, 1.95])
     assert [share for _, share in found] == [1.0, 0.0, 0.0]
+    # too few to show a course
+    [(at_s, share)] = attainment_over_time(OUTCOMES, OBJECTIVES, 3.0, "rt")
+    assert (at_s, share) == pytest.approx((1.5, 1 / 3))
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "run.png"
-    draw(OUTCOMES, OBJECTIVES, 10.0, path)
+    draw(OUTCOMES, OBJECTIVES, 10.0, "this run", path)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
-    draw([LOST], {}, 10.0, path)
+    draw([LOST], {}, 10.0, "this run", path)

@@ -154,8 +154,8 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
             (["-o", str(tmp_path / "link")], "is the input, and would be overwritten"),
             (["-o", str(output), "-e", source], "is the input, and would be overwritten"),
             (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
-            (["-o", "/dev/null"], "is no plain file: name a file for errors with --errors"),
-            (["-o", "/dev/stdout"], "is no plain file: name a file for errors with --errors"),
+            (["-o", "/dev/null"], "is not a plain file: name a file for errors with --errors"),
+            (["-o", "/dev/stdout"], "is not a plain file: name a file for errors with --errors"),
         ):
             code, _, err = await run("run", "-i", source, *places)
             assert code == 2 and problem in err

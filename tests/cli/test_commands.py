@@ -53,9 +53,11 @@ def test_a_forked_command_has_the_variables_of_who_forks_it(monkeypatch: pytest.
 
 
 def test_generate_answers_with_the_demo_model() -> None:
-    done = alignedserve("generate", "-p", "List the letters from a to e.", "--no-use-tqdm")
+    done = alignedserve("generate", "-p", "List the letters from a to e.")
     assert done.returncode == 0, done.stderr
     assert "a, b, c, d, e" in done.stdout
+    # bars are for terminals
+    assert "Loading" not in done.stderr and "Processed" not in done.stderr
 
 
 @pytest.mark.slow
@@ -85,6 +87,8 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
     for run, code, words in (
         (alignedserve, 1, ["generate", str(tmp_path), "-p", "x"]),
         (forked, 2, ["bench", "engine", "no-such-model", "--block-size", "0"]),
+        # before the model is loaded
+        (forked, 2, ["generate", "no-such-model", "-p", "x", "--temperature", "-1"]),
     ):
         done = run(*words)
         assert done.returncode == code

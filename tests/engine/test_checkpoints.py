@@ -246,7 +246,7 @@ def test_layers_that_are_computed_as_one_are_quantised_together(stored: Callable
         ),
     )
     alone = "model.layers.0.self_attn"
-    with pytest.raises(ValueError, match=f"{alone}.q_proj is quantised and {alone}.k_proj is not"):
+    with pytest.raises(ValueError, match=f"{alone}.q_proj is quantized and {alone}.k_proj is not"):
         make_engine(directory)
 
 
@@ -274,9 +274,9 @@ def test_gptq_may_have_biases_of_zeros(stored: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("form", ["w8a8", "awq-64", "fp8-block"])
 def test_what_does_not_run_is_refused_by_name(built: Built, form: str) -> None:
     directory, _ = built("llama", form)
-    with pytest.raises(ValueError, match=r"quantization='int4': .* is quantised \(.*\) already"):
+    with pytest.raises(ValueError, match=r"quantization='int4': .* is quantized \(.*\) already"):
         make_engine(directory, quantization="int4")
-    with pytest.raises(ValueError, match=r"load_format='dummy': .* is quantised"):
+    with pytest.raises(ValueError, match=r"load_format='dummy': .* is quantized"):
         make_engine(directory, load_format="dummy")
 
 

@@ -164,8 +164,8 @@ def test_ranks_do_not_cut_through_a_group(built: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantization": "int8"}, r"quantization='int8': .* is quantised \(mxfp4\) already"),
-        ({"load_format": "dummy"}, "load_format='dummy': .* is quantised"),
+        ({"quantization": "int8"}, r"quantization='int8': .* is quantized \(mxfp4\) already"),
+        ({"load_format": "dummy"}, "load_format='dummy': .* is quantized"),
     ],
 )
 def test_what_does_not_run_so_is_refused_by_name(

@@ -294,7 +294,7 @@ NO_PROMPTS: list[Any] = [[], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, Tru
             {"prompt": "x", "slo": {"tbt_ms": 50}, "service_tier": "flex"},
             400,
             "slo",
-            "only for real-time traffic",
+            "best effort, which has no objectives",
         ),
         ("completions", {"prompt": "x", "service_tier": "gold"}, 400, "service_tier", "service_tier"),
         (

@@ -284,7 +284,7 @@ def test_parts_that_do_not_fit_are_named(ops: Ops) -> None:
     alike = r"parts of one layer must be alike, not int4 in 2 groups of 32 and int4 in 1 groups of 64"
     with pytest.raises(ValueError, match=alike):
         ops.linear_weight([weight_of(INT4, 8, 64, 32, False), weight_of(INT4, 8, 64, 64, False)])
-    with pytest.raises(ValueError, match="1 parts of a layer are quantised, 2 are not"):
+    with pytest.raises(ValueError, match="1 parts of a layer are quantized, 2 are not"):
         ops.linear_weight([weight_of(INT4, 8, 64, 32, False), torch.zeros(8, 64), torch.zeros(8, 64)])
     with pytest.raises(ValueError, match="64 inputs in groups of 64: mxfp4 takes whole groups of 32"):
         weight_of(MXFP4, 8, 64, 64, False)

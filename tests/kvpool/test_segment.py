@@ -106,7 +106,7 @@ def test_memory_that_others_can_reach_is_not_taken_for_the_pool_s(name: str) -> 
         for mode in (0o666, 0o640, 0o602):
             forged.chmod(mode)
             assert segments(name) == [f"{name}-1"]
-            with pytest.raises(ValueError, match="others can get at it, or it is another user's"):
+            with pytest.raises(ValueError, match="others can access it, or it belongs to another user"):
                 Segment.attach(forged.name)
         forged.chmod(0o600)
         assert segments(name) == [f"{name}-2", f"{name}-1"]
@@ -234,7 +234,7 @@ def test_what_is_no_segment_is_refused(name: str) -> None:
         path.write_bytes(content)
         path.chmod(0o600)
         with pytest.raises(
-            ValueError, match=f"{name}: no segment of a KV pool, or one that was never finished"
+            ValueError, match=f"{name}: not a segment of a KV pool, or one that was never completed"
         ):
             Segment.attach(name)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve import demo
+from alignedserve.version import __version__
 from benchmarks.footprint import Footprint
 from tests.launch.server import EXACT, POOL, starting, until
 from tests.launch.streams import ask_all, engine_alone
@@ -68,7 +69,7 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
         footprint = Footprint(server.pid)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.output
-        assert server.lines == ["stopped"]
+        assert server.lines == [f"starting AlignedServe {__version__}", "stopped"]
         footprint.check_gone()
 
 

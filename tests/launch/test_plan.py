@@ -443,7 +443,7 @@ def test_a_hidden_cache_that_cannot_be_is_refused(
 def test_a_hidden_cache_takes_colocated_instances() -> None:
     check(told(hidden_cache=True, policy="apt"), OPT)
     with pytest.raises(
-        ValueError, match="hidden_cache: takes colocated instances; on here there are 1 prefill"
+        ValueError, match="hidden_cache: needs colocated instances; on here there are 1 prefill"
     ):
         plan_island(told(hidden_cache=True, policy="apt"), OPT, NODE, "prefix")
     plan = plan_island(told(hidden_cache=True, policy="apt", colocated_instances=2), OPT, NODE, "prefix")

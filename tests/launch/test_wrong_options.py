@@ -93,7 +93,7 @@ def test_a_word_that_is_unknown_is_refused_with_the_known_ones(options: list[str
 
 def test_where_no_system_is_there_is_none_to_restart() -> None:
     code, _, err = said("restart", "--port", "1")
-    assert code == 1 and "no system of this user's serves 127.0.0.1:1" in err
+    assert code == 1 and "no system of this user serves 127.0.0.1:1" in err
 
 
 # ---- what is found when Ray is there, in processes of their own ----
@@ -119,7 +119,8 @@ def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
         until(is_over, lambda: server.output)
         assert server.wait() == 2
         assert "gcs_server" in programs
-        line, *others = [each for each in server.lines if " is up after " not in each]
+        first, line, *others = [each for each in server.lines if " is up after " not in each]
+        assert first.startswith("starting AlignedServe ")
         assert line.startswith("Error: --pool-memory-bytes 1152921504606846976: ") and not others
         footprint.check_gone()
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from alignedserve.lengths.corpus import UNLIMITED
-from alignedserve.lengths.evaluate import Answered, evaluate
+from alignedserve.lengths.evaluate import AnsweredPrompt, evaluate
 from alignedserve.lengths.predictor import Predictor
 from alignedserve.lengths.regression import MIN_ANSWERS
 from alignedserve.lengths.trust import MAX_ERROR, MIN_ERRORS, Trust
@@ -42,7 +42,7 @@ def test_what_the_request_says_needs_no_prediction() -> None:
 
 def test_neighbours_then_regression_then_the_class() -> None:
     predictor = new_predictor()
-    teach(predictor, [Answered(COUNT, 100)])
+    teach(predictor, [AnsweredPrompt(COUNT, 100)])
     assert predictor.predict(COUNT, UNLIMITED, "rt").source == "neighbours"
     assert predictor.predict(prompt("Spell walrus"), UNLIMITED, "rt").source == "class"
     assert predictor.predict(prompt("Spell walrus"), UNLIMITED, "be").source == "unknown"
@@ -53,7 +53,7 @@ def test_neighbours_then_regression_then_the_class() -> None:
 
 def test_no_prediction_leaves_the_limits() -> None:
     predictor = new_predictor()
-    teach(predictor, [Answered(COUNT, 100)])
+    teach(predictor, [AnsweredPrompt(COUNT, 100)])
     assert length_of(predictor, COUNT) == 100
     assert length_of(predictor, COUNT, max_tokens=30) == 30
     assert length_of(predictor, COUNT, min_tokens=150) == 150
@@ -64,26 +64,26 @@ def test_no_prediction_leaves_the_limits() -> None:
 @pytest.mark.parametrize("reason", ["abort", "error", "rejected"])
 def test_what_was_broken_off_teaches_nothing(reason: str) -> None:
     predictor = new_predictor()
-    teach(predictor, [Answered(COUNT, 7)] * 5, reason)
+    teach(predictor, [AnsweredPrompt(COUNT, 7)] * 5, reason)
     assert length_of(predictor, COUNT) == 0 and not predictor.means
 
 
 def test_an_answer_that_was_cut_off_is_at_least_that_long() -> None:
     predictor = new_predictor()
-    teach(predictor, [Answered(COUNT, 16)] * 3, "length")
+    teach(predictor, [AnsweredPrompt(COUNT, 16)] * 3, "length")
     assert length_of(predictor, COUNT, max_tokens=16) == 16
     assert length_of(predictor, COUNT, max_tokens=12) == 12
     assert length_of(predictor, COUNT) == 16
     # those who were not cut off know better
-    teach(predictor, [Answered(prompt("Count from 2 to 60."), 170)])
+    teach(predictor, [AnsweredPrompt(prompt("Count from 2 to 60."), 170)])
     assert length_of(predictor, COUNT) == 170
     assert length_of(predictor, COUNT, max_tokens=16) == 16
 
 
 def test_short_limits_do_not_make_the_class_short() -> None:
     predictor = new_predictor()
-    teach(predictor, [Answered(COUNT, 100)])
-    teach(predictor, [Answered(ADD, 16)] * 50, "length")
+    teach(predictor, [AnsweredPrompt(COUNT, 100)])
+    teach(predictor, [AnsweredPrompt(ADD, 16)] * 50, "length")
     assert predictor.means["rt"].value == 100
 
 
@@ -107,7 +107,7 @@ def test_neighbours_that_say_nothing_are_not_believed() -> None:
     """Lengths are the same whatever is asked; only their mean can be known, and a neighbour's own is worse."""
     rng = random.Random(0)
     predictor = new_predictor()
-    data = [Answered(each.prompt, rng.choice((20, 22, 200))) for each in demo_tasks(1200)]
+    data = [AnsweredPrompt(each.prompt, rng.choice((20, 22, 200))) for each in demo_tasks(1200)]
     found = evaluate(predictor, data, 0.8)
     assert found.sources["regression"] > 0.6 * found.num_predicted
 

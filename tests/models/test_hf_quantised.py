@@ -84,7 +84,7 @@ def test_groups_that_agree_are_one() -> None:
     assert read(config).targets == ("re:.*k_proj", "re:.*q_proj")
     config["config_groups"]["group_1"]["weights"]["group_size"] = 64
     with pytest.raises(
-        ValueError, match="group_0 and group_1 are not alike; layers must all be quantised in one way"
+        ValueError, match="group_0 and group_1 are not alike; layers must all be quantized in one way"
     ):
         read(config)
 

@@ -159,7 +159,7 @@ def test_weights_that_are_no_floats_are_refused(tiny_model: Directory, tmp_path:
 
 def test_files_that_are_not_there_are_named(tiny_model: Directory, tmp_path: Path) -> None:
     model, adapter = tiny_model("qwen2"), write_adapter(tmp_path / "a", tiny_model("qwen2"), 1)
-    with pytest.raises(ValueError, match=r"lora_modules: mine: '/nowhere' is no directory"):
+    with pytest.raises(ValueError, match=r"lora_modules: mine: '/nowhere' is not a directory"):
         check(model, Path("/nowhere"))
     with pytest.raises(
         ValueError, match="holds no adapter_config.json; an adapter's directory must have one"

@@ -124,7 +124,9 @@ def test_offline_the_cache_is_used_and_nothing_else(tmp_path: Path) -> None:
     offline = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     (found, _), (message, _) = resolve_elsewhere(offline, ("some/model", "auto"), ("other/model", "auto"))
     assert found == str(snapshot)
-    assert "model is 'other/model', which is no directory here and cannot be fetched from the hub" in message
+    assert (
+        "model is 'other/model', which is not a directory here and cannot be fetched from the hub" in message
+    )
 
 
 FILES = {

@@ -57,7 +57,7 @@ class DropEveryStep(Fcfs):
 
 class DropAll(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.drop(at.ready_and_behind()[0])
+        at.drop(at.ready_and_pending()[0])
         super().plan(at)
 
 

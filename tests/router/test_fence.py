@@ -15,7 +15,7 @@ import pytest
 from alignedserve.kvpool.segment import Segment
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
-from alignedserve.router.fence import LiveRouterHost, Parting
+from alignedserve.router.fence import DisconnectedWriters, LiveRouterHost
 from alignedserve.types import Epoch, InstanceId
 
 FORM = BlockFormat(num_layers=1, block_size=16, num_kv_heads=1, head_dim=16, dtype="float32")
@@ -78,7 +78,7 @@ def hello_of(pid: int, role: str = "prefill") -> Hello:
 
 def test_a_lost_process_that_could_write_is_waited_for_and_then_killed(segment: str) -> None:
     host = Host()
-    parting = Parting(10.0, host)
+    parting = DisconnectedWriters(10.0, host)
     parting.segment = segment
     with hanging(segment) as user:
         assert parting.add(hello_of(user.pid))
@@ -92,7 +92,7 @@ def test_a_lost_process_that_could_write_is_waited_for_and_then_killed(segment: 
 
 
 def test_a_process_that_comes_back_or_has_ended_is_not_waited_for(segment: str) -> None:
-    parting = Parting(10.0, Host())
+    parting = DisconnectedWriters(10.0, Host())
     parting.segment = segment
     with hanging(segment) as user:
         assert parting.add(hello_of(user.pid))
@@ -104,7 +104,7 @@ def test_a_process_that_comes_back_or_has_ended_is_not_waited_for(segment: str) 
 
 def test_a_pool_is_put_off_while_a_process_of_an_earlier_router_could_write(segment: str) -> None:
     host = Host()
-    parting = Parting(10.0, host)
+    parting = DisconnectedWriters(10.0, host)
     pool = hello_of(os.getpid() + 1, "kvpool")
     pool.segment = segment
     with hanging(segment) as user:
@@ -117,7 +117,7 @@ def test_a_pool_is_put_off_while_a_process_of_an_earlier_router_could_write(segm
 
 
 def test_a_lost_pool_is_not_waited_for_though_it_maps_its_own_memory(segment: str) -> None:
-    parting = Parting(0.0, Host())
+    parting = DisconnectedWriters(0.0, Host())
     parting.segment = segment
     with hanging(segment) as pool:
         assert not parting.add(hello_of(pool.pid, "kvpool"))
@@ -137,7 +137,7 @@ def no_descriptors() -> Iterator[None]:
 def test_without_a_free_descriptor_a_process_is_waited_for_and_not_killed(
     segment: str, request: pytest.FixtureRequest
 ) -> None:
-    parting = Parting(0.0, Host())
+    parting = DisconnectedWriters(0.0, Host())
     parting.segment = segment
     pool = hello_of(os.getpid() + 1, "kvpool")
     pool.segment = segment

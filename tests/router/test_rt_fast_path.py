@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, NewTokens, Offer, Stage, Submit
+from alignedserve.protocol.messages import (
+    Abort,
+    AnnounceRt,
+    Commit,
+    FormBatch,
+    NewTokens,
+    Offer,
+    Stage,
+    Submit,
+)
 from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.scheduling.island import Assign
@@ -162,7 +171,7 @@ def announced(script: Script) -> list[tuple[int, int]]:
     return [
         (message.num_prefilling, message.num_ready)
         for name, message in script.take()
-        if isinstance(message, Coming) and name == DECODE
+        if isinstance(message, AnnounceRt) and name == DECODE
     ]
 
 
@@ -180,8 +189,8 @@ def test_a_decode_instance_is_told_of_real_time_from_its_prefill_to_its_offer() 
     script.first_token(10)
     assert announced(script) == [(0, 1)]
     script.saved(10)
-    sent = [message for _, message in script.take() if isinstance(message, Coming | Offer)]
-    assert [type(message) for message in sent] == [Offer, Coming] and sent[-1] == Coming(0, 0)
+    sent = [message for _, message in script.take() if isinstance(message, AnnounceRt | Offer)]
+    assert [type(message) for message in sent] == [Offer, AnnounceRt] and sent[-1] == AnnounceRt(0, 0)
 
 
 @pytest.mark.parametrize("has_token", [False, True])

@@ -29,7 +29,7 @@ class KeepingColocated(ColocatedPart):
         )
         decoding.go_on(at, at.running)
         for request in [*at.requests, *at.batch]:
-            if at.had_better_wait(request) or at.num_tokens_left <= 0:
+            if at.should_wait(request) or at.num_tokens_left <= 0:
                 continue
             is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS
             keeps_inputs = not request.num_pooled and not is_again and self._num_begun % 2 == 1

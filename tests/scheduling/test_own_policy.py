@@ -120,7 +120,7 @@ def test_those_that_are_registered_have_a_name_and_a_line_for_people() -> None:
     ("name", "why"),
     [
         ("best", "must be one of aligned, .* or package.module:Class"),
-        ("nowhere.at_all:Best", "No module named 'nowhere'"),
+        ("nowhere.at_all:Best", "No module named 'nowhere'; PYTHONPATH=. finds"),
         (f"{__name__}:Worst", "has no attribute 'Worst'"),
         (f"{__name__}:BLOCK_SIZE", "is not a subclass of"),
         (":Best", "Empty module name"),

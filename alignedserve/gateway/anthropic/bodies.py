@@ -281,7 +281,7 @@ def _tool(given: GivenTool) -> Tool:
             name=given.name, description=given.description, parameters=given.input_schema, strict=given.strict
         )
     except ValueError:
-        raise InvalidRequest(f"tools: {given.name!r} is no name of a tool") from None
+        raise InvalidRequest(f"tools: {given.name!r} is not a valid tool name") from None
     return Tool(type="function", function=function)
 
 

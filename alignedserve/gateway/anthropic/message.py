@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
@@ -33,7 +33,7 @@ Event = tuple[str, Json]
 
 @dataclass
 class MessageBuilder(ResponseBuilder):
-    answering: Answering
+    answering: CallContext
     new_reader: Callable[[], Reader]
     shows_reasoning: bool
     # Tools with calls that are streamed as the model writes them.

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
 from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Answering, DirectAnswer, Endpoint
+from alignedserve.gateway.generation.endpoint import CallContext, DirectAnswer, Endpoint
 from alignedserve.gateway.generation.responding import (
     ANSWERED,
     RequestBuilder,
@@ -29,7 +29,7 @@ class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
     # Whether the request's header asks for it.
     is_eager: bool = False
 
-    def response_builder(self, answering: Answering) -> MessageBuilder:
+    def response_builder(self, answering: CallContext) -> MessageBuilder:
         eager = {
             name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)
         }

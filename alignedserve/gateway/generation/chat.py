@@ -290,9 +290,7 @@ def _constrain(params: SamplingParams, body: AnyChatBody, tooling: _Tooling) -> 
     if tooling.forced:
         # The API's own format applies to text, and a call is not text. vLLM's field applies to every output.
         if body.structured_outputs is not None:
-            raise InvalidRequest(
-                "tool_choice: a call that has to be made leaves no room for structured_outputs"
-            )
+            raise InvalidRequest("tool_choice: a required call can't be combined with structured_outputs")
         params.structured_outputs, name = tooling.forced, "tools"
     elif tooling.free:
         params.structured_outputs, name = tooling.free, "tools"

@@ -38,7 +38,7 @@ _STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Answering:
+class CallContext:
     """What a response builder needs besides the call."""
 
     model: ServedModel
@@ -111,7 +111,7 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
             generation.close()
         return builder.whole(generation.usage), generation.usage.body
 
-    def response_builder(self, answering: Answering) -> ResponseBuilder:
+    def response_builder(self, answering: CallContext) -> ResponseBuilder:
         raise NotImplementedError
 
 
@@ -294,7 +294,7 @@ class Endpoint:
             return msgspec.msgpack.encode(made)
         except UnicodeEncodeError:
             # In a name that nothing has encoded before, such as that of a tool, its type or its parameter.
-            raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
+            raise ApiError(400, "the body contains half of a surrogate pair") from None
 
 
 # By path.

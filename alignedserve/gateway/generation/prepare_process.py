@@ -50,7 +50,7 @@ class TokenizerParts(msgspec.Struct, frozen=True):
     chat_templates: dict[str, str]
 
 
-class Greeting(msgspec.Struct, frozen=True):
+class ModelDescription(msgspec.Struct, frozen=True):
     """The description of the model, sent first."""
 
     name: str
@@ -85,7 +85,7 @@ class Greeting(msgspec.Struct, frozen=True):
         )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PrepareRequest(msgspec.Struct, frozen=True):
     """What to do with a body. A frame holds the length of this record, the record, the items of the earlier
     conversation if there is one, and the body unchanged."""
 
@@ -105,12 +105,12 @@ class Asked(msgspec.Struct, frozen=True):
         return frame(msgspec.msgpack.encode(self))
 
     @staticmethod
-    def taken_from(content: bytes) -> tuple[Asked, Beside, bytes]:
+    def taken_from(content: bytes) -> tuple[PrepareRequest, Beside, bytes]:
         """Returns this record, what is beside the body, and the body of a frame."""
         source = io.BytesIO(content)
         head = read_frame(source)
         assert head is not None
-        asked = msgspec.msgpack.decode(head, type=Asked)
+        asked = msgspec.msgpack.decode(head, type=PrepareRequest)
         num_bytes = asked.num_earlier_bytes
         earlier = None if num_bytes is None else source.read(num_bytes)
         return asked, Beside(earlier, asked.room), source.read()
@@ -136,7 +136,7 @@ def main(endpoints: Endpoints) -> None:
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     if (content := read_frame(source)) is None:
         return
-    told = msgspec.msgpack.decode(content, type=Greeting)
+    told = msgspec.msgpack.decode(content, type=ModelDescription)
     del content
     signal.setitimer(signal.ITIMER_PROF, told.start_s)
     try:
@@ -165,15 +165,15 @@ def most_bytes() -> int:
 
 
 def _answer(
-    content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting, niceness: int
+    content: bytes, endpoints: Endpoints, model: ServedModel, description: ModelDescription, niceness: int
 ) -> bytes:
     """`niceness` is the niceness at this process's start."""
-    asked, beside, body = Asked.taken_from(content)
+    asked, beside, body = PrepareRequest.taken_from(content)
     os.nice(max(0, niceness + asked.niceness - os.nice(0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
     try:
-        return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, beside, model, greeting))
+        return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, beside, model, description))
     except MemoryError:
         return msgspec.msgpack.encode(
             PrepareReply(error=(400, "the body takes too much memory to read", None, None))
@@ -184,10 +184,10 @@ def _answer(
 
 
 def _told(
-    endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting
+    endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, description: ModelDescription
 ) -> PrepareReply:
     try:
-        made = endpoint.prepare_encoded(body, model, greeting.limits, greeting.is_strict, beside)
+        made = endpoint.prepare_encoded(body, model, description.limits, description.is_strict, beside)
         return PrepareReply(made=memoryview(made))
     except ConversationNeeded as error:
         return PrepareReply(needed=error.needed)

@@ -31,9 +31,9 @@ from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
     NICENESS,
     OUT_OF_MEMORY,
-    Asked,
-    Greeting,
+    ModelDescription,
     PrepareReply,
+    PrepareRequest,
     TokenizerParts,
 )
 from alignedserve.gateway.http.errors import ApiError, unavailable
@@ -103,7 +103,7 @@ class PrepareLane:
         """Returns the process's answer. `room`: see Beside. Raises ApiError and TookTooLong."""
         num_earlier_bytes = None if body.earlier is None else body.num_earlier_bytes
         niceness = NICENESS if self._cpu_s is None else 0
-        asked = Asked(body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
+        asked = PrepareRequest(body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
             async with self._turns.turn(body.owner, TURN_S, body.is_best_effort):
                 return await self._asked(asked.head, *(body.earlier or ()), *body.pieces)
@@ -217,18 +217,18 @@ class Preparer:
         try:
             return _result_of(await lane.told(body, room), body.endpoint)
         except TookTooLong:
-            raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
+            raise ApiError(400, f"reading the body takes longer than {TIMEOUT_S:g} s") from None
 
     @cached_property
     def _greeting(self) -> bytes:
-        """The encoded greeting, cached: encoding a large vocabulary takes a second, in which no stream would
+        """The encoded description, cached: encoding a large vocabulary takes a second, in which no stream would
         continue."""
         model = self.model
         parts = None
         if model.tokenizer:
             files = model.tokenizer.files
             parts = TokenizerParts(files.backend.to_str(), files.special_tokens, files.chat_templates)
-        greeting = Greeting(
+        description = ModelDescription(
             model.name,
             model.max_model_len,
             model.vocabulary.size,
@@ -241,7 +241,7 @@ class Preparer:
             START_S,
             model.adapters,
         )
-        return msgspec.msgpack.encode(greeting)
+        return msgspec.msgpack.encode(description)
 
 
 def _result_of(answer: bytes, endpoint: Endpoint) -> Result:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from alignedserve.batch.results import LineAnswer
 from alignedserve.gateway.generation.endpoint import (
-    Answering,
+    CallContext,
     Endpoint,
     Endpoints,
     Prepared,
@@ -85,7 +85,7 @@ class RequestBuilder:
             reports_progress=call.reports_progress,
             adapter=call.adapter,
         )
-        answering = Answering(model, service, prompts, int(time.time()))
+        answering = CallContext(model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)
 
     async def _compile(self, params: SamplingParams, name: str, owner: str) -> None:

@@ -56,7 +56,7 @@ def service_of(
     if asked != "flex":
         return _real_time("priority" if asked == "priority" else "default", ttft_s, tbt_s, defaults)
     if ttft_s is not None or tbt_s is not None:
-        raise ApiError(400, "slo: only for real-time traffic, and service_tier='flex' is not", param="slo")
+        raise ApiError(400, "slo: service_tier='flex' is best effort, which has no objectives", param="slo")
     return Service("flex", "be")
 
 

@@ -26,7 +26,7 @@ class SocketReader(Protocol):
     def read_on(self) -> None: ...
 
 
-class Reads:
+class ReaderQueue:
     def __init__(self) -> None:
         # Waiting readers in order of arrival.
         self._waiting: dict[SocketReader, None] = {}
@@ -79,7 +79,7 @@ class Connections:
         self._doing: dict[Closable, Doing] = {}
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self.reads = Reads()
+        self.reads = ReaderQueue()
         self.beginnings = FewAtOnce(MAX_BEGUN_AT_ONCE)
         self.losses = FewAtOnce(MAX_LOST_AT_ONCE)
         # Whether each connection closes after its next answer, which announces that.

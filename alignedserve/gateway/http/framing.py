@@ -94,7 +94,7 @@ class Framing:
         if size > MAX_HEAD_BYTES:
             raise BadRequest(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
         if _JUNK.search(arrived, self._num_seen, size):
-            raise BadRequest(400, "a character that may not be in a request's head")
+            raise BadRequest(400, "the request's head has an invalid character")
         if end < 0:
             self._num_seen = size
             return b""
@@ -111,12 +111,12 @@ class Framing:
             raise BadRequest(431, f"a line of the request's head has more than {MAX_LINE_BYTES} bytes")
         request = _REQUEST.fullmatch(lines[0])
         if request is None:
-            raise BadRequest(400, "the first line is no HTTP request")
+            raise BadRequest(400, "the first line is not an HTTP request")
         if request[1] not in (b"1.0", b"1.1"):
             raise BadRequest(505, "this server supports only HTTP/1.1")
         headers = [_HEADER.fullmatch(line) for line in lines[1:]]
         if not all(headers):
-            raise BadRequest(400, "a line of the request's head is no header")
+            raise BadRequest(400, "a line of the request's head is not a header")
         found = [(header[1].lower(), header[2].strip(b"\t ")) for header in headers if header]
         hosts = [value for name, value in found if name == b"host"]
         if len(hosts) > 1 or (not hosts and request[1] == b"1.1"):
@@ -131,7 +131,7 @@ class Framing:
         if encodings and (lengths or version == b"1.0"):
             raise BadRequest(400, "Transfer-Encoding can't come with Content-Length, nor in HTTP/1.0")
         if encodings and encodings != [b"chunked"]:
-            raise BadRequest(501, "the only Transfer-Encoding is chunked")
+            raise BadRequest(501, "the only supported Transfer-Encoding is chunked")
         if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
             raise BadRequest(400, "Content-Length must be one number")
         self._num_chunks = self._num_body_bytes = self._num_trailer_bytes = 0
@@ -192,7 +192,7 @@ class Framing:
             pieces.append(arrived[at:end])
             at = end + 2
         if num_arrived - at >= MAX_CHUNK_LINE_BYTES or arrived.find(b"\n", at) >= 0:
-            raise BadRequest(400, "the body is not chunked as it should be: a chunk has no size")
+            raise BadRequest(400, "the chunked body is malformed: a chunk has no size")
         return at
 
     def _count_chunk(self) -> None:
@@ -207,9 +207,7 @@ class Framing:
             self._part = _Part.SIZE
             return at + 2
         if found not in (b"", b"\r"):
-            raise BadRequest(
-                400, "the body is not chunked as it should be: a chunk is longer than its announced size"
-            )
+            raise BadRequest(400, "the chunked body is malformed: a chunk is longer than its announced size")
         return at
 
     def _trailer(self, arrived: bytearray, at: int) -> int:
@@ -223,7 +221,7 @@ class Framing:
         if end == at:
             self._part = _Part.HEAD
         elif not _HEADER.fullmatch(arrived, at, end):
-            raise BadRequest(400, "a line after the body is no header")
+            raise BadRequest(400, "a line after the body is not a header")
         self._num_trailer_bytes = num_bytes + 2
         return end + 2
 

@@ -22,7 +22,7 @@ CROWDED_TIMES, CROWDED_MORE = 1.5, 8
 MAX_TOKENS = 1 << 23
 
 
-class Outlook:
+class IslandLoad:
     """Load of an island: the router's last report, and the requests that this gateway has sent there since."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Outlook:
 
 class Choosable(Protocol):
     @property
-    def outlook(self) -> Outlook: ...
+    def island_load(self) -> IslandLoad: ...
 
     @property
     def is_up(self) -> bool: ...
@@ -104,7 +104,7 @@ def best(
     there = [island for island in there if availability(island) == best_there]
     if len(there) == 1:
         return there[0]
-    loads = [island.outlook.load for island in there]
+    loads = [island.island_load.load for island in there]
     known = [load for load in loads if load]
     if request is None or len(known) < len(loads):
         return min(there, key=lambda island: island.num_open)
@@ -114,14 +114,14 @@ def best(
 def _least(
     there: Sequence[AnyIsland], loads: Sequence[Load], request: Request, hashes: Sequence[bytes]
 ) -> AnyIsland:
-    counts = [island.outlook.requests_of_each(load) for island, load in zip(there, loads, strict=True)]
+    counts = [island.island_load.requests_of_each(load) for island, load in zip(there, loads, strict=True)]
     most = CROWDED_TIMES * min(counts) + CROWDED_MORE
     are_speeds_known = all(load.tokens_per_s for load in loads)
 
     def rank(number: int) -> tuple[bool, bool, bool, bool, float, float, int]:
         island, load, count = there[number], loads[number], counts[number]
         is_rt = request.tier == "rt"
-        wait = island.outlook.wait_tokens(load, request, hashes)
+        wait = island.island_load.wait_tokens(load, request, hashes)
         if are_speeds_known:
             wait /= load.tokens_per_s
         is_late = is_rt and are_speeds_known and request.ttft_s is not None and wait > request.ttft_s

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from alignedserve.gateway.http.errors import unavailable
-from alignedserve.gateway.islands.choice import Outlook
+from alignedserve.gateway.islands.choice import IslandLoad
 from alignedserve.gateway.islands.output_queue import News, OutputQueue
-from alignedserve.gateway.islands.pacing import Pacing
+from alignedserve.gateway.islands.pacing import SubmissionPacer
 from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
@@ -86,7 +86,7 @@ class IslandClient:
         )
         self.address = address
         self._link = RouterConnection(address, lambda: hello, self)
-        self._pacing = Pacing(self._link.send, self._later)
+        self._pacing = SubmissionPacer(self._link.send, self._later)
         # This event is pulsed when `has_room` may have changed.
         self._changed = asyncio.Event()
         self._on_lost = on_lost
@@ -102,7 +102,7 @@ class IslandClient:
         self.is_given_up = False
         # Whether this island is being retired: it gets new requests only if there is no other.
         self.is_leaving = False
-        self.outlook = Outlook()
+        self.island_load = IslandLoad()
 
     @property
     def num_open(self) -> int:
@@ -189,7 +189,7 @@ class IslandClient:
         self._pulse()
 
     def on_down(self) -> None:
-        self.outlook = Outlook()
+        self.island_load = IslandLoad()
         self._pacing.forget()
         self._let_go()
         self._on_lost(self)
@@ -214,7 +214,7 @@ class IslandClient:
             case Echo():
                 self._pacing.answered(message)
             case Load():
-                self.outlook.hear(message)
+                self.island_load.hear(message)
             case Drain():
                 self._on_drain()
             case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():

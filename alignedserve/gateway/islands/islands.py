@@ -125,11 +125,11 @@ class Islands:
     ) -> None:
         """Opens the request at an island (IslandClient.open). `prediction` is the predicted length of its answer."""
         islands = self._islands.values()
-        has_choice = len(islands) > 1 and any(island.outlook.has_caches for island in islands)
+        has_choice = len(islands) > 1 and any(island.island_load.has_caches for island in islands)
         hashes = block_hashes(request) if has_choice else []
         island = best(islands, request, hashes)
         island.open(request, tell, self._telemetry.opened(request, prediction))
-        island.outlook.sent(request, hashes)
+        island.island_load.sent(request, hashes)
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
         """Ends a request that no client waits for any more: the client has disconnected, or has all it asked for
@@ -191,4 +191,4 @@ class Islands:
             for entry in lost.take_all():
                 island = best(others, entry.request)
                 island.adopt(entry)
-                island.outlook.sent(entry.request, [])
+                island.island_load.sent(entry.request, [])

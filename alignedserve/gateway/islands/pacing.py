@@ -30,7 +30,7 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(eq=False)
-class Pacing:
+class SubmissionPacer:
     send: Callable[[Message], None]
     later: Later
     clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
@@ -60,7 +60,7 @@ class CollectedChoice:
 
 @dataclass
 class ChoicesBuilder(ResponseBuilder):
-    answering: Answering
+    answering: CallContext
     shown: Shown = field(default_factory=Shown)
     # The number of characters of each choice so far.
     _lengths: dict[int, int] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from alignedserve.gateway.generation.chat import PreparedChat, chat_fields
 from alignedserve.gateway.generation.endpoint import (
-    Answering,
+    CallContext,
     Endpoint,
     Prepared,
     check_body,
@@ -283,7 +283,7 @@ class PreparedCompletion(Prepared, frozen=True, kw_only=True):
     num_given: int
     echoes: list[str] | None
 
-    def response_builder(self, answering: Answering) -> CompletionResponseBuilder:
+    def response_builder(self, answering: CallContext) -> CompletionResponseBuilder:
         return CompletionResponseBuilder(
             answering,
             self.shown,
@@ -296,7 +296,7 @@ class PreparedCompletion(Prepared, frozen=True, kw_only=True):
 class PreparedChatCompletion(PreparedChat, frozen=True, kw_only=True):
     shown: Shown
 
-    def response_builder(self, answering: Answering) -> ChatResponseBuilder:
+    def response_builder(self, answering: CallContext) -> ChatResponseBuilder:
         return ChatResponseBuilder(
             answering, self.shown, new_reader=self.reading.new_reader, shows_reasoning=self.shows_reasoning
         )

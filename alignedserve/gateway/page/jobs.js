@@ -1,16 +1,17 @@
 // The latest batch jobs.
 
-import { Refused, get } from "./api.js";
+import { Refused, get, post } from "./api.js";
 import { Bar, Rows, byId, element, setText } from "./dom.js";
 import { age, clock, number } from "./format.js";
 
 const NUM_JOBS = 10;
+const CAN_BE_CANCELLED = ["validating", "in_progress", "finalizing"];
 const MARKS = { completed: "✓", failed: "✕", expired: "✕", cancelled: "–", cancelling: "–" };
 
 export class Jobs {
   constructor() {
     const list = element("ol", { className: "jobs" });
-    this.rows = new Rows(list, () => new Row());
+    this.rows = new Rows(list, () => new Row((id) => this.cancel(id)));
     this.note = element("p", { className: "note" });
     byId("jobs").append(list, this.note);
   }
@@ -25,6 +26,15 @@ export class Jobs {
       setText(this.note, error.message);
     }
   }
+
+  async cancel(id) {
+    if (!confirm(`Cancel ${id}? Its finished answers are kept.`)) return;
+    try {
+      await post(`/v1/batches/${encodeURIComponent(id)}/cancel`, {});
+    } catch (error) {
+      alert(error.message);
+    }
+  }
 }
 
 // Returns a row that shows this job.
@@ -35,13 +45,16 @@ export function rowOf(job) {
 }
 
 class Row {
-  constructor() {
+  constructor(cancel) {
     this.id = element("code");
     this.status = element("span", { className: "status" });
     this.bar = new Bar("Finished lines");
     this.counts = element("span", { className: "counts" });
     this.window = new Window();
-    const top = element("div", { className: "row" }, this.id, element("span", { className: "space" }), this.status);
+    this.cancel = element("button", { type: "button", className: "cancel", onclick: () => cancel(this.node.dataset.job) });
+    this.cancel.textContent = "Cancel";
+    const space = element("span", { className: "space" });
+    const top = element("div", { className: "row" }, this.id, space, this.status, this.cancel);
     this.node = element("li", {}, top, this.bar.node, this.counts, this.window.node);
   }
 
@@ -50,6 +63,7 @@ class Row {
     this.node.dataset.job = job.id;
     this.node.dataset.status = job.status;
     setText(this.id, job.id);
+    this.cancel.hidden = !CAN_BE_CANCELLED.includes(job.status);
     setText(this.status, `${MARKS[job.status] ?? "…"} ${job.status.replace("_", " ")}`);
     const isRunning = job.status === "in_progress";
     this.bar.show(isRunning ? job.alignedserve.progress : total ? (completed + failed) / total : 0);

@@ -241,7 +241,7 @@ _ESCAPED = ("::=", ":\\u003a=")
 def literal(text: str) -> str:
     """Returns the text as it stands in a rule. Raises InvalidRequest."""
     if not is_text(text):
-        raise InvalidRequest(f"tools: {text!r}: no text may have half of a surrogate pair")
+        raise InvalidRequest(f"tools: {text!r}: a text contains half of a surrogate pair")
     return json.dumps(text).replace(*_ESCAPED)
 
 

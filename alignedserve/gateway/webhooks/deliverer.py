@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.network import PublicNetwork
 from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
-from alignedserve.store.looking import Looking
+from alignedserve.store.polling import StorePoller
 from alignedserve.store.retry import retried
 from alignedserve.version import __version__
 
@@ -60,16 +60,16 @@ class Deliverer:
             network_backend=PublicNetwork(config.allow_private),
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking = Looking(self._look, config.look_s, "webhooks")
+        self._poller = StorePoller(self._look, config.look_s, "webhooks")
 
     def stop(self) -> None:
         """Stops. Deliveries in progress are attempted again after the next start, or by another gateway."""
-        self._looking.stop()
+        self._poller.stop()
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            await self._looking.run()
+            await self._poller.run()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -90,7 +90,7 @@ class Deliverer:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._looking.wake()
+        self._poller.wake()
 
     async def _work(self, lease: Lease) -> None:
         try:

@@ -12,11 +12,12 @@ memory in turn, so that even a small copy finds little of it in the processor's 
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +74,7 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
     num_blocks = sizes[0] * engine.format.num_groups
     blocks = engine.lease(_OWNER, num_blocks)
     try:
-        with pool.memory(pool.format, sizes[0]) as memory, ExitStack() as open_things:
+        with pool.memory(pool.format, sizes[0]) as memory, _quiet(), ExitStack() as open_things:
             bench = open_things.enter_context(closing(CopyBench(engine, pool.format, memory, blocks)))
             copies: dict[str, Callable[[int, int], Outcome]] = {"load": bench.load, "save": bench.save}
             if not engine.cache.blocks.is_cuda:
@@ -185,6 +186,18 @@ class PullBench:
     def close(self) -> None:
         self._receiver.close()
         self._sender.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps connections within this process out of the log."""
+    logger = logging.getLogger("alignedserve.transport")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _blocks_like(parts: Sequence[torch.Tensor], num_blocks: int) -> Iterator[torch.Tensor]:

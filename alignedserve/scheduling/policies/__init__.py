@@ -50,6 +50,8 @@ def _import(name: str) -> type[Policy]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"policy={name!r}: {error}; PYTHONPATH=. finds modules of this directory") from None
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"policy={name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Policy)):

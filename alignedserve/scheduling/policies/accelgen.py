@@ -64,7 +64,7 @@ class AccelgenDecode(DecodePart):
         waiting = self._look(at)
         self.preempt(at, *self._victims(at, waiting))
         self._run(at)
-        for request in at.ready_and_behind()[1]:
+        for request in at.ready_and_pending()[1]:
             decoding.compute(at, request, at.num_tokens_left)
         for request in waiting:
             if not decoding.has_room(at, request, self.config):
@@ -123,16 +123,16 @@ class AccelgenDecode(DecodePart):
 
     def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
         """Returns the lengths of the requests that decode, and how long the iteration may take."""
-        decodes, bound_s = self._time.in_time(at.ready_and_behind()[0], at.now, num_urgent_tokens)
-        return [request.num_read for request in at.run_each(decodes)], bound_s
+        decodes, bound_s = self._time.in_time(at.ready_and_pending()[0], at.now, num_urgent_tokens)
+        return [request.num_read for request in at.run_many(decodes)], bound_s
 
 
 class AccelgenColocated(AccelgenDecode):
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
         self.preempt(at, *self._victims(at, waiting))
-        waiting = [each for each in waiting if not decoding.had_better_wait(at, each)]
-        begun = self._time.in_order(at.ready_and_behind()[1], at.now)
+        waiting = [each for each in waiting if not decoding.should_wait(at, each)]
+        begun = self._time.in_order(at.ready_and_pending()[1], at.now)
         # A prompt without room would make decodes skip the iteration for nothing.
         could_run = [
             *begun,
@@ -170,7 +170,7 @@ class AccelgenColocated(AccelgenDecode):
                 return
             chosen = min(fitting, key=prompts.distance)
             waiting.remove(chosen)
-            if decoding.had_better_wait(at, chosen):
+            if decoding.should_wait(at, chosen):
                 continue
             self._admit(at, chosen)
             if not chosen.num_pooled:

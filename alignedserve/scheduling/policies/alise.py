@@ -119,18 +119,18 @@ class AliseDecode(DecodePart):
         self._planned_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.should_wait(at, each)]
         in_order = self._in_order([*at.running, *waiting], at.now)
         gone = self.preempt(at, *self._victims(at, in_order))
         in_order = [each for each in in_order if each not in gone]
         ready = [each for each in in_order if each.num_columns and each.num_pending == 1]
-        at.run_each(ready)
+        at.run_many(ready)
         is_room = True
         for request in in_order:
             if request.num_columns:
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
-            elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
+            elif is_room and at.num_tokens_left > 0 and not decoding.should_wait(at, request):
                 # Freed blocks are for the first request that finds no room.
                 is_room = decoding.has_room(at, request, self.config)
                 if is_room:

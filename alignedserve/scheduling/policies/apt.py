@@ -67,7 +67,7 @@ class AptDecode(DecodePart):
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
-        ready, begun = at.ready_and_behind()
+        ready, begun = at.ready_and_pending()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
         if self._pending_s([*begun, *prompts], at.now) > self._pending_s(ready, at.now):
@@ -75,7 +75,7 @@ class AptDecode(DecodePart):
                 decoding.compute(at, request, at.num_tokens_left)
             if self._admit(at, prompts) or begun:
                 return
-        at.run_each(self._in_order(self._worth_running(ready, at.now), at))
+        at.run_many(self._in_order(self._worth_running(ready, at.now), at))
         if not ready:
             # No request has waited, because all have just come.
             for request in begun:
@@ -84,7 +84,7 @@ class AptDecode(DecodePart):
 
     def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Lets requests leave, and returns the waiting ones."""
-        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.should_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
         self._make_room(at)
         self._loss_s = self._loss_of_a_token_s(at)
@@ -197,7 +197,7 @@ class AptDecode(DecodePart):
             request = choice.request
             if not request.num_pooled and num_left <= 0:
                 break
-            if decoding.had_better_wait(at, request):
+            if decoding.should_wait(at, request):
                 continue
             at.admit(request, choice.keeps_inputs)
             has_begun = True
@@ -220,17 +220,17 @@ class AptSDecode(AptDecode):
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
-        ready, begun = at.ready_and_behind()
+        ready, begun = at.ready_and_pending()
         self._admit(at, [each for each in waiting if each.num_pooled])
         decodes = self._in_order(self._worth_running(ready, at.now), at)
         with_inputs = [each for each in decodes if each.keeps_inputs]
-        at.run_each([each for each in decodes if not each.keeps_inputs])
+        at.run_many([each for each in decodes if not each.keeps_inputs])
         restoring_s = self._restoring_s([*with_inputs, *begun])
         num_left = tokens_beside(at, self._time, [each.num_read for each in decodes], restoring_s)
         num_left = min(num_left, at.num_tokens_left - len(with_inputs))
         for request in self._in_order(begun, at):
             num_left -= decoding.compute(at, request, num_left)
-        at.run_each(with_inputs)
+        at.run_many(with_inputs)
         self._admit(at, [each for each in waiting if not each.num_pooled], num_left)
 
     def _restoring_s(self, requests: Iterable[DecodeRequest]) -> float:

@@ -177,7 +177,7 @@ class BrosDecode(DecodePart):
         return begun.is_rt or not request.is_rt
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.should_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
@@ -198,16 +198,16 @@ class BrosDecode(DecodePart):
                 decodes.append(request)
                 continue
             if decodes:
-                at.run_each(decodes)
+                at.run_many(decodes)
                 decodes = []
             if not request.num_columns:
-                if decoding.had_better_wait(at, request):
+                if decoding.should_wait(at, request):
                     continue
                 at.admit(request)
                 if request.num_pooled:
                     continue
             decoding.compute(at, request, min(batch.num_pending(request), at.num_tokens_left))
-        at.run_each(decodes)
+        at.run_many(decodes)
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary

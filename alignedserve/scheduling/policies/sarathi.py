@@ -24,8 +24,8 @@ class SarathiColocated(ColocatedPart):
 
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
-        ready, behind = at.ready_and_behind()
-        lengths = [request.num_read for request in at.run_each(ready)]
+        ready, behind = at.ready_and_pending()
+        lengths = [request.num_read for request in at.run_many(ready)]
         candidates = [*at.requests, *at.batch]
         if not (behind or candidates):
             return

@@ -48,7 +48,7 @@ class Threads:
         except FileNotFoundError:
             raise
         except TimeoutError:
-            raise StoreAway("the directory of files does not answer") from None
+            raise StoreAway("the directory of files does not respond") from None
         except OSError as error:
             self._log.warning(f"the directory of files can't be used: {error.strerror}")
             raise StoreAway(f"the directory of files: {error.strerror}") from None

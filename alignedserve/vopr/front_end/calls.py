@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.http_call import JSON, ConnectionBroken, HttpAnswer, HttpCall
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
@@ -21,7 +21,7 @@ class Calls:
     """The shared state of all clients."""
 
     def __init__(
-        self, gateways: Sequence[VirtualGateway], chances: Chances, record: Callable[..., None]
+        self, gateways: Sequence[VirtualGateway], chances: KeyedRandom, record: Callable[..., None]
     ) -> None:
         self.chances = chances
         # The outcomes of calls: "answered", "left", a status, ...

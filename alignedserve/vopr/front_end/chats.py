@@ -9,7 +9,7 @@ from alignedserve.vopr.front_end.answers import StreamedAnswer, check_whole
 from alignedserve.vopr.front_end.calls import RETRY_S, Calls
 from alignedserve.vopr.front_end.delivered import Delivered
 from alignedserve.vopr.front_end.http_call import ConnectionBroken, HttpCall
-from alignedserve.vopr.front_end.wanted import Wanted
+from alignedserve.vopr.front_end.wanted import AwaitedAnswers
 from alignedserve.vopr.front_end.words import NAME, Question
 from alignedserve.vopr.history import Ask
 
@@ -20,7 +20,7 @@ _PAUSES = 0.1
 
 class Chat:
     def __init__(
-        self, ask: Ask, question: Question, calls: Calls, wanted: Wanted, delivered: Delivered
+        self, ask: Ask, question: Question, calls: Calls, wanted: AwaitedAnswers, delivered: Delivered
     ) -> None:
         self._ask = ask
         self._question = question

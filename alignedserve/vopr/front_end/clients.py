@@ -17,7 +17,7 @@ from alignedserve.vopr.front_end.delivered import Delivered
 from alignedserve.vopr.front_end.jobs import JobClient
 from alignedserve.vopr.front_end.live_router import watched
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
-from alignedserve.vopr.front_end.wanted import Wanted
+from alignedserve.vopr.front_end.wanted import AwaitedAnswers
 from alignedserve.vopr.front_end.words import Question
 from alignedserve.vopr.history import Ask, SubmitJob
 
@@ -30,7 +30,7 @@ class GatewayClients:
         self,
         loop: VirtualLoop,
         calls: Calls,
-        wanted: Wanted,
+        wanted: AwaitedAnswers,
         delivered: Delivered,
         num_troubles: Callable[[], int],
         max_model_len: int,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from alignedserve.sim.clock import Clock
-from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.front_end.store_link import StoreFaults
 from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
 from alignedserve.vopr.history import Late, LoseStore, StoreForgetful, StoreSlow
@@ -22,7 +22,7 @@ class FrontConditions(StoreFaults):
         self._plan = plan
         self._front = front
         self._clock = clock
-        self._chances = Chances(plan.seed)
+        self._chances = KeyedRandom(plan.seed)
         # The current faults, each with the second at which it ends.
         self._passing: list[tuple[float, Passing]] = []
 

@@ -23,7 +23,7 @@ from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.process import SimProcess
 from alignedserve.store import StoreLimits
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.checks import CountsAddUp
 from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.calls import Calls
@@ -33,12 +33,12 @@ from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.ledger import Ledger
 from alignedserve.vopr.front_end.live_router import LiveRouter
 from alignedserve.vopr.front_end.memory_store import MemoryStore
-from alignedserve.vopr.front_end.quiet import Quiet
+from alignedserve.vopr.front_end.quiet import FaultTimes
 from alignedserve.vopr.front_end.store_link import StoreFaults, StoreObserver, link_to
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
 from alignedserve.vopr.front_end.virtual_host import hosted, true_time
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
-from alignedserve.vopr.front_end.wanted import Lines, Wanted
+from alignedserve.vopr.front_end.wanted import AwaitedAnswers, Lines
 from alignedserve.vopr.front_end.words import NAME, served_model
 from alignedserve.vopr.history import ROUTER
 from alignedserve.vopr.launcher import LaunchedProcess
@@ -72,9 +72,9 @@ class Front:
         self.clock = clock
         self.journal = Journal(self.clock, keeps_lines)
         self.loop = VirtualLoop(clock, self.journal)
-        self.quiet = Quiet(self.clock)
+        self.quiet = FaultTimes(self.clock)
         self.ledger = Ledger(self.clock, self.quiet)
-        self.wanted = Wanted(self.clock, self.quiet)
+        self.wanted = AwaitedAnswers(self.clock, self.quiet)
         self.lines, self.delivered = Lines(self.wanted), Delivered(self.clock)
         self.store = MemoryStore(lambda: true_time(self.clock), config.store)
         self.store_observers: list[StoreObserver] = [self.ledger, self.lines]
@@ -200,7 +200,7 @@ class Front:
         )
 
     def _clients(self) -> GatewayClients:
-        calls = Calls(self.gateways, Chances(self._seed), self.journal.add)
+        calls = Calls(self.gateways, KeyedRandom(self._seed), self.journal.add)
         return GatewayClients(
             self.loop, calls, self.wanted, self.delivered, lambda: self.quiet.num_troubles, self.max_model_len
         )

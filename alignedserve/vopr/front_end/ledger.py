@@ -16,7 +16,7 @@ from typing import Any
 from alignedserve.sim.clock import Clock
 from alignedserve.store import JobId, JobRecord, Lease, LeaseLost, LeaseState, LineResult
 from alignedserve.vopr.failures import Broken
-from alignedserve.vopr.front_end.quiet import Quiet
+from alignedserve.vopr.front_end.quiet import FaultTimes
 from alignedserve.vopr.front_end.store_link import StoreObserver
 
 # Calls that only the holder of a lease may make.
@@ -28,7 +28,7 @@ RECOVERS_S = 10.0
 
 
 class Ledger(StoreObserver):
-    def __init__(self, clock: Clock, quiet: Quiet) -> None:
+    def __init__(self, clock: Clock, quiet: FaultTimes) -> None:
         # The accepted jobs in their current state.
         self.jobs: dict[JobId, JobRecord] = {}
         self.num_stored: Counter[JobId] = Counter()

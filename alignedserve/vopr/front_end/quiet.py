@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.sim.clock import Clock
 
 
-class Quiet:
+class FaultTimes:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         # The first and the last second of each fault.

@@ -17,15 +17,15 @@ from alignedserve.router.requests import RequestState
 from alignedserve.sim.clock import Clock
 from alignedserve.store import FileId, JobId, JobRecord, Lease
 from alignedserve.vopr.failures import Broken
-from alignedserve.vopr.front_end.quiet import Quiet
+from alignedserve.vopr.front_end.quiet import FaultTimes
 from alignedserve.vopr.front_end.store_link import StoreObserver
 
 # Seconds within which a request without a waiting client must be aborted, if there are no faults.
 ABORTED_S = 10.0
 
 
-class Wanted:
-    def __init__(self, clock: Clock, quiet: Quiet) -> None:
+class AwaitedAnswers:
+    def __init__(self, clock: Clock, quiet: FaultTimes) -> None:
         self._clock = clock
         self._quiet = quiet
         # How many clients wait for the answer to a question, and since when none does.
@@ -54,7 +54,7 @@ class Wanted:
 class Lines(StoreObserver):
     """The lines of batch jobs."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: AwaitedAnswers) -> None:
         self._wanted = wanted
         self._chunks: defaultdict[FileId, dict[int, bytes]] = defaultdict(dict)
         # The seeds of each job's lines, of all lines, and of those that have begun.

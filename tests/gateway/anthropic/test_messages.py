@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
@@ -167,7 +167,7 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
 def blocks_in(reading: TextReading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
     """Returns the blocks of a stream whose text comes in these pieces, without ids."""
     builder = MessageBuilder(
-        Answering(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
+        CallContext(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
     )
     sent: list[Any] = []
     for number, piece in enumerate(pieces, 1):
@@ -357,7 +357,7 @@ def with_tools() -> Iterator[SharedGateway]:
         ({"messages": []}, "messages"),
         *(({"messages": asked_with_result(content)}, "must be a string or a list") for content in ODD),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL | {"name": "a b"}]}, "'a b' is no name"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "'a b' is not a valid tool name"),
         ({"service_tier": "first"}, "service_tier='first'"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"temperature": -1}, "temperature=-1"),

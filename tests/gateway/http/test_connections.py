@@ -24,7 +24,7 @@ from alignedserve.gateway.http.connections import (
     MAX_PIECES_A_ROUND,
     Connections,
     Doing,
-    Reads,
+    ReaderQueue,
     allow_descriptors,
     fitting,
 )
@@ -462,7 +462,7 @@ class Turn:
 
 def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
     async def scenario() -> None:
-        reads, went_on = Reads(), list[int]()
+        reads, went_on = ReaderQueue(), list[int]()
         turns = [Turn(name, went_on) for name in range(3 * MAX_PIECES_A_ROUND + 1)]
         for turn in turns:
             reads.wait(turn)
@@ -503,13 +503,13 @@ def test_a_connection_is_read_when_it_is_its_turn_and_there_is_room() -> None:
 def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their connections wait for their turns, and for who takes what has come, each in any order."""
     waits: list[object] = []
-    wait = Reads.wait
+    wait = ReaderQueue.wait
 
-    def counted(reads: Reads, reader: Any) -> None:
+    def counted(reads: ReaderQueue, reader: Any) -> None:
         waits.append(reader)
         wait(reads, reader)
 
-    monkeypatch.setattr(Reads, "wait", counted)
+    monkeypatch.setattr(ReaderQueue, "wait", counted)
 
     async def scenario() -> None:
         async with served(limits=CallLimits(max_body_bytes=2 << 20)) as at:

@@ -197,8 +197,8 @@ def test_a_head_that_has_no_end_is_not_kept() -> None:
         (b"1\r\nx\n", 400, "longer than its announced size"),
         (b"0\r\n" + b"X: y\r\n" * 1000, 431, "trailers have more"),
         (b"0\r\nX: " + b"y" * 5000, 431, "trailers have more"),
-        (b"0\r\nno trailer\r\n\r\n", 400, "no header"),
-        (b"0\r\nX: y\nZ: z\r\n\r\n", 400, "no header"),
+        (b"0\r\nno trailer\r\n\r\n", 400, "not a header"),
+        (b"0\r\nX: y\nZ: z\r\n\r\n", 400, "not a header"),
     ],
 )
 @pytest.mark.parametrize("size", [5, 1 << 16])

@@ -11,7 +11,7 @@ import pytest
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE
 from alignedserve.gateway.islands.islands import NUM_CLOSED_AT_ONCE, Islands
-from alignedserve.gateway.islands.pacing import MAX_AHEAD, MAX_WAITING, REST, Pacing
+from alignedserve.gateway.islands.pacing import MAX_AHEAD, MAX_WAITING, REST, SubmissionPacer
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import InstanceId, RequestKey
@@ -26,7 +26,7 @@ class Paced:
         self.heard: list[Message | int] = []
         self.now = 0.0
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.pacing = Pacing(
+        self.pacing = SubmissionPacer(
             self.heard.append, lambda seconds, then: self.timers.append((seconds, then)), lambda: self.now
         )
 

@@ -108,7 +108,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
         ({"input": "a", "dimensions": SIZE + 1}, "dimensions", f"at most {SIZE}"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
         ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
-        ({"input": "a", "service_tier": "flex", "slo": {"ttft_ms": 5}}, "slo", "only for real-time"),
+        ({"input": "a", "service_tier": "flex", "slo": {"ttft_ms": 5}}, "slo", "best effort, which has"),
     ],
     ids=lambda value: str(value)[:40],
 )

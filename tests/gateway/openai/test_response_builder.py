@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
@@ -36,7 +36,7 @@ FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)
 PROMPT = TOKENIZER.encode("How far is it?") * 100
 
 
-ANSWERING = Answering(MODEL, Service(), [PROMPT], created=0)
+ANSWERING = CallContext(MODEL, Service(), [PROMPT], created=0)
 
 
 def completion(num_prompt_logprobs: int | None = None, **options: Any) -> CompletionResponseBuilder:
@@ -159,7 +159,7 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
 
 
 def test_a_stream_has_a_long_prompts_ids_in_pieces() -> None:
-    answering = Answering(MODEL, Service(), [PROMPT * 100], created=0)
+    answering = CallContext(MODEL, Service(), [PROMPT * 100], created=0)
     for kind in (CompletionResponseBuilder, ChatResponseBuilder):
         builder = kind(answering, Shown(token_ids=True))
         delta, usage = ChoiceDelta(0, "x", [30], [], None), TokenUsage(1, 1)

@@ -539,7 +539,7 @@ def test_a_call_that_went_wrong_does_not_end_the_conversation(arguments: str | N
             TEMPLATE,
             {"tool_choice": "required", "structured_outputs": {"regex": "a+"}},
             "tool_choice",
-            "no room for structured_outputs",
+            "a required call can't be combined with structured_outputs",
         ),
         (
             TEMPLATE,

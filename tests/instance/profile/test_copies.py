@@ -65,8 +65,12 @@ def test_copies_are_free_in_no_profile_that_is_measured(engine: Engine) -> None:
     assert free.fetch(10_000) < Estimate(cost).fetch(10_000) < math.inf
 
 
-def test_an_engine_computes_the_same_after_it(engine: Engine, tiny_model: Directory) -> None:
+def test_an_engine_computes_the_same_after_it_and_nothing_is_logged(
+    engine: Engine, tiny_model: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     measure_channels(engine, pool_of(engine), budget_s=0.0)
+    assert not caplog.records
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(tiny_model(FAMILY))
 
 

@@ -202,7 +202,7 @@ class Upload:
         if name != "file":
             raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
         if self._filename is not None:
-            raise ApiError(400, "file: there must be one", param="file")
+            raise ApiError(400, "file: exactly one is needed", param="file")
         self._filename = filename
 
     async def add(self, data: bytes | memoryview) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.gateway.generation.endpoint import Answering, Endpoint, Needed, Prepared
+from alignedserve.gateway.generation.endpoint import CallContext, Endpoint, Needed, Prepared
 from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError, invalid
@@ -42,7 +42,7 @@ from alignedserve.store import (
     StoreAway,
     StoreFull,
 )
-from alignedserve.store.looking import Looking
+from alignedserve.store.polling import StorePoller
 from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
 from alignedserve.store.retry import retried
 from alignedserve.types import InvalidRequest
@@ -80,7 +80,7 @@ class BackgroundResponses:
         self._kept = KeptResponses(store, request_builder.limits.max_body_bytes)
         self._held: dict[Lease, asyncio.Task[None]] = {}
         self._is_leaving = False
-        self._looking = Looking(self._look, self._config.look_s, "responses")
+        self._poller = StorePoller(self._look, self._config.look_s, "responses")
 
     # ---- called by routes ----
 
@@ -93,7 +93,7 @@ class BackgroundResponses:
         parts: dict[Part, Pieces] = {**parts_of(call), "call": body}
         head = head_of(call, owner, before, state, parts)
         await self._store.add(head, parts)
-        self._looking.wake()
+        self._poller.wake()
         return head
 
     async def cancel(self, head: ResponseHead) -> ResponseHead:
@@ -110,7 +110,7 @@ class BackgroundResponses:
 
     def stop(self) -> None:
         """Stops. Running responses are started again after the next start, or by another gateway."""
-        self._looking.stop()
+        self._poller.stop()
 
     async def leave(self) -> None:
         """Leases no more responses: other gateways do. Returns when the leased ones are answered."""
@@ -121,7 +121,7 @@ class BackgroundResponses:
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            await self._looking.run()
+            await self._poller.run()
         finally:
             for task in self._held.values():
                 task.cancel()
@@ -151,7 +151,7 @@ class BackgroundResponses:
 
     def _over(self, lease: Lease) -> None:
         del self._held[lease]
-        self._looking.wake()
+        self._poller.wake()
 
     async def _work(self, lease: Lease) -> None:
         try:
@@ -260,7 +260,7 @@ class BackgroundResponses:
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
         model = request_builder.model.answering_as(call.adapter)
-        return call.response_builder(Answering(model, service, [], created))
+        return call.response_builder(CallContext(model, service, [], created))
 
 
 def _needed(head: ResponseHead) -> Needed | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
@@ -24,7 +24,7 @@ def new_response_id() -> str:
 
 @dataclass
 class ResponsesBuilder(ResponseBuilder):
-    answering: Answering
+    answering: CallContext
     # The fields of the call that the response repeats, as a JSON object.
     repeated: bytes
     new_reader: Callable[[], Reader]

@@ -82,7 +82,7 @@ def kept_json(name: str, value: Any) -> bytes:
     try:
         return encode(value)
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{name}: a text in it has half of a surrogate pair") from None
+        raise InvalidRequest(f"{name}: it contains half of a surrogate pair") from None
     except RecursionError:
         raise InvalidRequest(f"{name}: it is nested too deeply") from None
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import (
-    Answering,
     Beside,
+    CallContext,
     ConversationNeeded,
     DirectAnswer,
     Expands,
@@ -37,7 +37,7 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
     conversation_id: str | None
     num_logprobs: int | None
 
-    def response_builder(self, answering: Answering) -> ResponsesBuilder:
+    def response_builder(self, answering: CallContext) -> ResponsesBuilder:
         return ResponsesBuilder(
             answering,
             self.repeated,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.endpoint import Answering
+from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.openai.choices_builder import Shown
@@ -34,7 +34,7 @@ USAGE = TokenUsage(1, 1)
 
 
 def builder_of(num_logprobs: int | None = None) -> ResponsesBuilder:
-    answering = Answering(MODEL, Service(), [[5]], created=0)
+    answering = CallContext(MODEL, Service(), [[5]], created=0)
     return ResponsesBuilder(answering, b'{"tools":[]}', TextReader, num_logprobs)
 
 
@@ -119,7 +119,7 @@ def items_in(
     reading: TextReading, pieces: Sequence[str], shows_reasoning: bool = True
 ) -> list[dict[str, Any]]:
     """Returns the items of a response whose text comes in these pieces, without their ids."""
-    answering = Answering(MODEL, Service(), [[5]], created=0)
+    answering = CallContext(MODEL, Service(), [[5]], created=0)
     builder = ResponsesBuilder(
         answering, b'{"tools":[]}', reading.new_reader, shows_reasoning=shows_reasoning
     )
@@ -287,7 +287,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
         )
 
     def made(deltas: Sequence[ChoiceDelta]) -> tuple[Any, Any]:
-        answering = Answering(MODEL, Service(), [[5]], created=0)
+        answering = CallContext(MODEL, Service(), [[5]], created=0)
         builder = ResponsesBuilder(
             answering, b'{"tools":[]}', reading.new_reader, 1, shows_reasoning=shows_reasoning
         )
@@ -299,7 +299,7 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
 
     def counted(deltas: Sequence[ChoiceDelta]) -> Any:
         builder = ChatResponseBuilder(
-            Answering(MODEL, Service(), [[5]], created=0),
+            CallContext(MODEL, Service(), [[5]], created=0),
             Shown(1),
             new_reader=reading.new_reader,
             shows_reasoning=shows_reasoning,

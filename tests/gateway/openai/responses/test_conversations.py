@@ -508,7 +508,7 @@ def test_a_turn_that_two_gateways_answer_is_added_once() -> None:
         async def look() -> None:
             raise StoreAway("it hangs")
 
-        background._looking._look = look
+        background._poller._look = look
         async with gateway_on(at.router_port, at.redis.url, name="gateway-1"):
             while len(at.router.submitted) < 2:
                 await asyncio.sleep(0.01)
@@ -525,13 +525,13 @@ def test_a_conversation_that_is_gone_at_a_responses_turn_fails_it() -> None:
         made = await at.client.conversations.create()
         background = at.gateway.process._services._background
         assert background
-        look, is_away = background._looking._look, True
+        look, is_away = background._poller._look, True
 
         async def looking() -> None:
             if not is_away:
                 await look()
 
-        background._looking._look = looking
+        background._poller._look = looking
         create: Any = at.client.responses.create
         begun = await create(model="demo", input="x", conversation=made.id, background=True)
         await at.client.conversations.delete(made.id)

@@ -613,14 +613,14 @@ def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> No
         first = await at.client.responses.create(model="demo", input="How far?")
         background = at.gateway.process._services._background
         assert background
-        look, is_asked, may_look = background._looking._look, asyncio.Event(), asyncio.Event()
+        look, is_asked, may_look = background._poller._look, asyncio.Event(), asyncio.Event()
 
         async def looking() -> None:
             is_asked.set()
             await may_look.wait()
             await look()
 
-        background._looking._look = looking
+        background._poller._look = looking
         await is_asked.wait()
         create = at.client.responses.create
         begun = await create(model="demo", input="x", previous_response_id=first.id, background=True)
@@ -687,7 +687,7 @@ def test_another_gateway_answers_what_one_has_begun() -> None:
         async def look() -> None:
             raise StoreAway("it hangs")
 
-        background._looking._look = look
+        background._poller._look = look
         async with gateway_on(at.router_port, at.redis.url, name="gateway-1") as other:
             while len(at.router.submitted) < 2:
                 await asyncio.sleep(0.01)

@@ -75,7 +75,7 @@ class EvictionChoice:
         if not be:
             return []
         most_blocks = at.num_freed_together(be) - missing
-        candidates = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
+        candidates = [each for each in at.requests if each.is_rt and not decoding.should_wait(at, each)]
         waiting = by_due(candidates, self._estimate, at.now)
         waiting += [each for each in at.batch if each.is_rt]
         alone_blocks = 0
@@ -142,12 +142,12 @@ class EvictionChoice:
         Follows the order of admission, which stops at the first request that does not fit. So it stops at the first RT
         request without room that can wait, that is late in any case, or that evictions can't make room for.
         """
-        waiting = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
+        waiting = [each for each in at.requests if each.is_rt and not decoding.should_wait(at, each)]
         if not waiting:
             return []
         room = decoding.RoomToCome(at, self._config, leaving)
         gone = {each.key for each in leaving}
-        ready, behind = at.ready_and_behind()
+        ready, behind = at.ready_and_pending()
         lengths = [each.num_read for each in ready]
         self._iteration_s = self._estimate.iteration([], lengths) if lengths else 0.0
         # The chunks of RT that is computed before the request.

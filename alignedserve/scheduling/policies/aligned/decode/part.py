@@ -74,13 +74,13 @@ class AlignedDecode(DecodePart):
     # ---- the next iteration -----------------------------------------------------------------------------------------
 
     def _fill(self, at: DecodeBoundary) -> None:
-        ready, behind = at.ready_and_behind()
+        ready, behind = at.ready_and_pending()
         rt = self._in_time([request for request in ready if request.is_rt], at.now)
         be = [request for request in ready if not request.is_rt]
         if behind or be:
             self._fill_mixed(at, rt, be, behind)
         else:
-            at.run_each(rt)
+            at.run_many(rt)
             self._slo.planned(num_be=0)
 
     def _in_time(self, rt: list[DecodeRequest], now: float) -> list[DecodeRequest]:
@@ -104,7 +104,7 @@ class AlignedDecode(DecodePart):
         if hold_s := slo.hold_s([each for each in at.running if each.is_rt], has_prompts):
             at.hold(hold_s)
             return
-        rt = at.run_each(rt)
+        rt = at.run_many(rt)
         rt_behind = by_due((request for request in behind if request.is_rt), self._estimate, at.now)
         bound_s = slo.bound_s([*rt, *rt_behind])
         lengths = [request.num_read for request in rt]
@@ -112,7 +112,7 @@ class AlignedDecode(DecodePart):
         is_alone = not (rt or at.arriving or self._demand.is_near)
         prompts_s = math.inf if is_alone else slo.bound_of_prompts_s(rt)
         chunks = self._catch_up(at, rt_behind, [], lengths, prompts_s)
-        chosen = at.run_each(slo.choose(rt, be, chunks, bound_s))
+        chosen = at.run_many(slo.choose(rt, be, chunks, bound_s))
         lengths += [request.num_read for request in chosen]
         be_behind = [request for request in behind if not request.is_rt]
         if be_behind:

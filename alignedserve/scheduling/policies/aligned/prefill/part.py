@@ -109,7 +109,7 @@ def _admit(at: PrefillBoundary, slo: PrefillSloScheduler, in_order: InOrder) -> 
 
 
 def _wants_to_start(at: PrefillBoundary, request: PrefillRequest) -> bool:
-    return at.is_waiting(request) and not at.had_better_wait(request)
+    return at.is_waiting(request) and not at.should_wait(request)
 
 
 def _leaves_headroom(at: PrefillBoundary, slo: PrefillSloScheduler, num_blocks: int) -> bool:

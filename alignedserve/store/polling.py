@@ -12,7 +12,7 @@ from alignedserve.store.homes.base import StoreAway
 log = logging.getLogger(__name__)
 
 
-class Looking:
+class StorePoller:
     def __init__(self, look: Callable[[], Awaitable[None]], every_s: float, what: str) -> None:
         """`what` names the work in the log. `look` may raise StoreAway."""
         self._look = look
