@@ -1,15 +1,18 @@
-"""Simulates a trace in Mooncake's format, with prefix caching and without, beside what a cache without end would find.
+"""Simulates a trace in Mooncake's format, with prefix caching and without, beside what a cache could find at most.
 
     python -m benchmarks.mooncake TRACE [--instances 4+4] [--pool-gb 512] [--num-prompts N] [--cost NAME]
 
-The share found is that of prompt tokens with KV that was already there. A cache without end finds every piece of a
-prompt that an earlier prompt in the trace had, even if that one still waits.
+The share found is that of prompt tokens with KV that was already there. The caches beside it find what an earlier
+prompt of the trace had, even if that one still waits. One has the pool's size and drops what was least recently used,
+and the other one has no end.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from alignedserve.router.config import RouterConfig
@@ -22,20 +25,21 @@ from alignedserve.timing.cost_presets import load_cost_model
 MAX_MODEL_LEN = 131_072
 
 
-def most(workload: Sequence[Arrival]) -> float:
-    """Returns the share of prompt tokens that a cache without end finds. The last token is always computed."""
-    seen: set[tuple[int, ...]] = set()
+def found_by_lru(workload: Sequence[Arrival], num_ids: float) -> float:
+    """Returns the share of prompt tokens that a cache of `num_ids` pieces finds, which drops the least recently used
+    ones, and of a prompt its end first. The last token is always computed."""
+    cache: OrderedDict[int, None] = OrderedDict()
     num_found = num_all = 0
     for arrival in workload:
-        num_known, length = 0, arrival.lengths.prompt
-        ids = arrival.hash_ids
-        for end in range(1, len(ids) + 1):
-            if ids[end - 1 : end] not in seen:
-                break
-            num_known = end
-        seen.update((each,) for each in ids)
+        length, ids = arrival.lengths.prompt, arrival.hash_ids
+        num_known = sum(1 for _ in takewhile(cache.__contains__, ids))
         num_found += min(num_known * TOKENS_PER_ID, length - 1)
         num_all += length
+        for each in reversed(ids):
+            cache[each] = None
+            cache.move_to_end(each)
+        while len(cache) > num_ids:
+            cache.popitem(last=False)
     return num_found / num_all
 
 
@@ -73,8 +77,12 @@ def main() -> None:
         )
         fitting = [arrival for arrival in workload if scenario.fits(arrival.lengths)]
         if enable_prefix_caching:
+            num_ids = scenario.pool_bytes / scenario.cost.kv_bytes_per_token / TOKENS_PER_ID
             print(
-                f"{len(fitting)} requests; a cache without end finds {100 * most(fitting):.1f} %", flush=True
+                f"{len(fitting)} requests; a cache of the pool's size finds "
+                f"{100 * found_by_lru(fitting, num_ids):.1f} % of prompt tokens, and one without end "
+                f"{100 * found_by_lru(fitting, math.inf):.1f} %",
+                flush=True,
             )
         ran = scenario.simulate(fitting)
         print(line_of("with prefix caching" if enable_prefix_caching else "without", ran), flush=True)
