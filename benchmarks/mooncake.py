@@ -10,6 +10,7 @@ and the other one has no end.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
