@@ -43,8 +43,8 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import HAS_BLOCK, TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
-# Seconds for which a complete answer holds its blocks at most before it is saved. The router answers within
-# milliseconds, unless it or the pool stands still. Others need the blocks then.
+# Seconds after which a complete answer that is not being saved leaves its blocks to requests that need them. The router
+# answers within milliseconds, unless it or the pool stands still.
 HOLD_S = 0.5
 
 
@@ -290,9 +290,17 @@ class DecodeWorker(Worker):
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def begin(self) -> Step:
-        if self._ended:
+        if self._ended and self._lacks_blocks():
             self._let_all_go(self._clock() - HOLD_S)
         return super().begin()
+
+    def _lacks_blocks(self) -> bool:
+        """Returns whether a request that runs, or one that could be admitted, may lack blocks in this iteration."""
+        blocks, candidates = self.schedule.blocks, self.schedule.candidates
+        if blocks.num_free < len(blocks.running):
+            return True
+        waiting = (*candidates.requests, *candidates.batch)
+        return any(blocks.needed(each) > blocks.num_free for each in waiting)
 
     def _carry_out(self, plan: DecodePlan) -> Sequence[tuple[Request, int]]:
         self.patience_s = plan.hold_s or None

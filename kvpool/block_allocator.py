@@ -131,7 +131,7 @@ class BlockAllocator:
             dropped = self._make_room(num_missing, needs_row=True, drops_spares=not is_optional)
             allocation = self._begin(key, tail, num_found, hashes)
         else:
-            if allocation.is_new and hashes:
+            if allocation.is_new:
                 # A new router says what an earlier one has reserved it for, and its tokens may differ.
                 allocation.hashes = hashes
             self._enter(allocation, AllocationState.RESERVED)

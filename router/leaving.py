@@ -183,7 +183,7 @@ class EndedAnswers:
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if state.wants_answer_kept:
-            if reserved.blocks is None:
+            if reserved.blocks is None or state.is_alone:
                 self._let_go(state)
                 return
             state.wants_answer_kept = False
@@ -195,7 +195,8 @@ class EndedAnswers:
         state = self._router.requests.get(key)
         if state and state.phase is Phase.LEAVING and state.is_finished and decode in state.pending_aborts:
             state.num_cached = num_tokens
-            self._pool.commit(state, is_candidate=False)
+            if not state.is_alone:
+                self._pool.commit(state, is_candidate=False)
             self._recaller.confirm(state, decode)
 
     def pool_closed(self) -> None:

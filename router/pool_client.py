@@ -36,7 +36,7 @@ class PoolClient:
         """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
         Returns False and asks for nothing if no later prompt could use the answer."""
         pool = self._router.cluster.pool
-        if pool is None or state.is_alone or not self._router.cluster.shares_pool_blocks:
+        if pool is None or not self._shares(state):
             return False
         block_size = pool.hello.limits.block_size
         prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)

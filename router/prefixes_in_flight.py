@@ -85,7 +85,7 @@ class PrefixesInFlight:
         """Returns whether a request that could start has to wait, and remembers what for. A request has to wait if
         another brings enough of what it lacks, and computes little else: others are computed meanwhile. Real time never
         waits. A request with KV of its own in the pool gets no other."""
-        if not self._by_hash or state.is_rt or state.blocks or state.is_alone:
+        if not self._by_hash or state.is_rt or state.blocks or state.is_alone or state.is_embedding:
             return False
         hashes = state.prefix_hashes
         # If a request brings KV up to one hash, it brings or has found that up to each hash before.
@@ -93,6 +93,9 @@ class PrefixesInFlight:
         if not count:
             return False
         bringer, num_tokens = self._by_hash[hashes[count - 1]][0], TOKENS_PER_HASH * count
+        if state.deadlines.job_due_s < bringer.deadlines.job_due_s and not bringer.is_rt:
+            # Others may go ahead of the bringer that would not go ahead of this one.
+            return False
         num_before = max(bringer.num_found, state.num_awaited)
         num_common = num_tokens - num_before
         num_lacking = max(state.num_tokens - num_before, bringer.num_missing)

@@ -28,6 +28,8 @@ OTHERS = 20
 MOST_REMEMBERED = 1024
 # The most requests that are found to wait for the prefix of another one in one event.
 MAX_HELD = 256
+# Fewer released requests are put back one by one. More are sorted in, which takes as long for one as for all.
+FEW_RELEASED = 32
 
 
 class Position(NamedTuple):
@@ -112,11 +114,16 @@ class WaitingLine:
 
     def release(self, keys: Iterable[RequestKey]) -> None:
         """Puts held requests back in their places."""
-        for key in keys:
-            self._held.pop(key).append(self._positions[key])
+        released = [(self._held.pop(key), self._positions[key]) for key in keys]
+        if len(released) < FEW_RELEASED:
+            for places, position in released:
+                insort(places, position)
+            return
+        for places, position in released:
+            places.append(position)
         # Sorts in linear time: each list consists of a few sorted runs.
-        for each in (self._steady, self._alive, self._lost):
-            each.sort()
+        for places in (self._steady, self._alive, self._lost):
+            places.sort()
 
     @property
     def held(self) -> Collection[RequestKey]:

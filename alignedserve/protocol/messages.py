@@ -477,7 +477,8 @@ class Offer(Message):
     replaces: bool = False
 
 
-class AnnounceRt(Message):
+# Under its first name, so that versions understand each other.
+class AnnounceRt(Message, tag="Coming"):
     """Announces real-time requests that the decode instance will be offered soon, so that it starts no long iteration
     now."""
 

@@ -147,18 +147,26 @@ def test_an_abort_while_it_is_saved_ends_it_after_the_copy(island: Keeping) -> N
     assert not any(report.evicted for report in island.reports)
 
 
-def test_without_an_order_it_is_let_go_after_a_while(
-    island: Keeping, monkeypatch: pytest.MonkeyPatch
+def test_without_an_order_it_makes_room_for_others(
+    tiny_model: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a router or a pool that stands still takes no memory from others."""
+    monkeypatch.setattr(worker, "HOLD_S", -1.0)
+    island = Keeping(tiny_model(FAMILY))
     entry = island.say()
     island._recall = lambda entry: setattr(entry, "place", "leaving")  # type: ignore[method-assign]
     turn_until(island, lambda: island.held)
-    island.decode.step()
-    assert engine_of(island.decode).num_free_blocks < engine_of(island.decode).num_blocks
-    monkeypatch.setattr(worker, "HOLD_S", -1.0)
-    island.finish()
-    assert entry.place == "over" and not any(report.evicted for report in island.reports)
+    engine = engine_of(island.decode)
+    for _ in range(3):
+        island.decode.step()
+    assert engine.num_free_blocks < engine.num_blocks, "nothing else needs them"
+    monkeypatch.setattr(island.decode.schedule.blocks, "needed", lambda *request: engine.num_blocks)
+    other = island.submit(PROMPT, greedy_params(4))
+    turn_until(island, lambda: entry.place == "over")
+    monkeypatch.undo()
+    island._recall = lambda entry: Island._recall(island, entry)  # type: ignore[method-assign]
+    turn_until(island, lambda: other.is_finished)
+    assert not any(report.evicted for report in island.reports)
 
 
 def test_a_dead_router_leaves_nothing(island: Keeping) -> None:

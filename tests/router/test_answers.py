@@ -213,6 +213,26 @@ def test_an_answer_behind_kv_that_may_be_wrong_is_let_go() -> None:
     assert end(script) == [(DECODE, Abort(ONE))]
 
 
+@pytest.mark.parametrize("is_reserved", [False, True])
+def test_an_answer_that_is_found_to_be_wrong_meanwhile_is_not_made_known(is_reserved: bool) -> None:
+    script = script_of()
+    running(script)
+    script.say(GATEWAY, Submit(replace(request(2, num_prompt=NUM_PROMPT), has_next_turn=True)))
+    script.reserve(2)
+    end(script)
+    reserved = Reserved(ONE, pool_blocks(10, 11, 30))
+    if is_reserved:
+        script.say(POOL, reserved)
+    script.first_token(2, finish_reason="error", error="NaN", is_spoilt=True)
+    if is_reserved:
+        script.decode(evicted=[(ONE, 12)])
+        assert not [message for _, message in script.take() if isinstance(message, Commit)]
+    else:
+        script.take()
+        script.say(POOL, reserved)
+        assert script.take_one(Abort, DECODE).key == ONE
+
+
 def test_its_gateway_dies() -> None:
     script = script_of()
     running(script)

@@ -5,7 +5,7 @@ import { Bar, Rows, byId, element, setText } from "./dom.js";
 import { age, clock, number } from "./format.js";
 
 const NUM_JOBS = 10;
-const CAN_BE_CANCELLED = ["validating", "in_progress", "finalizing"];
+const CAN_BE_CANCELLED = ["validating", "in_progress"];
 const MARKS = { completed: "✓", failed: "✕", expired: "✕", cancelled: "–", cancelling: "–" };
 
 export class Jobs {
