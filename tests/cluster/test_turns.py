@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ BLOCK_SIZE = 16
 NUM_NEW, NUM_OUTPUT, NUM_TURNS = 25, 40, 4
 # Room for all chats of this file. On a decode instance that is short of blocks, an answer that is not saved soon makes
 # room, and machines are slow. A full pool drops something, and after a restart it does not know what was used last.
-ROOMY = {"num_decode_blocks": 200, "num_pool_blocks": 400}
+ROOMY: dict[str, Any] = {"num_decode_blocks": 200, "num_pool_blocks": 400}
 
 
 async def say(client: Client, said: list[list[int]], dice: Random) -> list[Stream]:
