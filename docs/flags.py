@@ -26,6 +26,9 @@ TABLE = ["| flag | value | default | what it sets |", "| --- | --- | --- | --- |
 BRACKETS = re.compile(r"\s*\[([^\]]*)\]$")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
+# It passes on options that are not its own.
+PASSES_ON = "alignedserve batch run"
+
 Options = Mapping[str, click.Option]
 
 
@@ -63,6 +66,8 @@ def _summary(context: click.Context) -> str:
 
 def _section(path: str, context: click.Context, serve: Options) -> Iterator[str]:
     options = _options(context)
+    if arguments := [each for each in context.command.params if isinstance(each, click.Argument)]:
+        yield from [f"Arguments: `{' '.join(each.make_metavar(context) for each in arguments)}`", ""]
     shared = [name for name, each in options.items() if name in serve and each.help == serve[name].help]
     groups = context.command.groups if isinstance(context.command, Command) else ()
     parts: dict[str, Sequence[str]] = {group.title: group.options for group in groups}
@@ -73,13 +78,14 @@ def _section(path: str, context: click.Context, serve: Options) -> Iterator[str]
         if own:
             yield from [f"### {title}", ""] if title else []
             yield from [*TABLE, *(_row(path if serve else "", each, context) for each in own), ""]
-    if shared:
-        yield from [*_also(shared, serve), ""]
+    if shared or path == PASSES_ON:
+        yield from [*_also(shared, serve, path == PASSES_ON), ""]
 
 
 def _row(path: str, option: click.Option, context: click.Context) -> str:
-    is_on = option.is_flag and option.default is True
-    names = [max(option.opts, key=len), *(option.secondary_opts if is_on else ())]
+    # A switch that is off has its second name for scripts only.
+    has_two = option.is_flag and option.default is not False
+    names = [*sorted(option.opts, key=len, reverse=True), *(option.secondary_opts if has_two else ())]
     flags = ", ".join(f"`{path} {name}`" if path else f"`{name}`" for name in names)
     help_text, default = option.get_help_record(context)[1], ""  # type: ignore[index]
     while inner := BRACKETS.search(help_text):
@@ -94,8 +100,8 @@ def _as_code(cell: str) -> str:
     return FLAG.sub(lambda found: f"`{found[0]}`", cell.replace("|", "\\|"))
 
 
-def _also(shared: Collection[str], serve: Options) -> list[str]:
-    if len(shared) == len(serve):
+def _also(shared: Collection[str], serve: Options, has_all: bool) -> list[str]:
+    if has_all or len(shared) == len(serve):
         return ["It also takes the options of `alignedserve serve`."]
     names = ", ".join(f"`{serve[name].opts[0]}`" for name in shared)
     return ["| options of `alignedserve serve` that it also takes |", "| --- |", f"| {names} |"]

@@ -205,6 +205,24 @@ def test_the_page_of_flags_is_as_the_commands_are() -> None:
     assert page_of_flags.PAGE.read_text() == page_of_flags.text(), "make flags"
 
 
+def test_the_page_of_flags_names_every_option() -> None:
+    """Also those with one letter, in the command's own section or among those that it shares with `serve`."""
+    sections = page_of_flags.PAGE.read_text().split("\n## ")[1:]
+    commands: list[tuple[tuple[str, ...], click.Command]] = [((), cli)]
+    while commands:
+        words, command = commands.pop()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            names = command.list_commands(context)
+            commands += [((*words, name), command.get_command(context, name)) for name in names]  # type: ignore[misc]
+            continue
+        (section,) = [each for each in sections if each.startswith(f"`{' '.join(('alignedserve', *words))}`")]
+        shares_all = "It also takes the options of `alignedserve serve`." in section
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        missing = {name for each in options for name in each.opts if f"{name}`" not in section}
+        assert not missing - (set(flags_of("serve")) if shares_all else set()), words
+
+
 # ---- all else ----
 
 

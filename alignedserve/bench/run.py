@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,10 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
     if config.save_result:
         say(f"Saved to {save(config, found)}")
     if config.plot:
-        title = f"{config.label or config.url}, {model}: {len(items)} requests at {config.request_rate:g}/s"
+        pace = (
+            f"at {config.request_rate:g}/s" if config.request_rate < inf else "as fast as the input has them"
+        )
+        title = f"{config.label or config.url}, {model}: {len(items)} requests {pace}"
         draw(outcomes, config.objectives, duration_s, title, Path(config.plot))
         say(f"Drawn to {config.plot}")
     return found

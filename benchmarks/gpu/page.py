@@ -133,8 +133,8 @@ def _throughput(rows: Sequence[Row]) -> str:
     ]
     head = ("", "output tokens/s", "all tokens/s", "seconds")
     return (
-        "## Throughput\n\n256 requests at once, input and output lengths uniform in 100 to 1024, seed 0, nobody stops "
-        f"early, max_model_len 4096.\n\n{table(head, cells)}"
+        "## Throughput\n\n256 requests at once, input and output lengths uniform in 100 to 1024, seed 0, no answer "
+        f"stops early, max_model_len 4096.\n\n{table(head, cells)}"
     )
 
 

@@ -39,7 +39,7 @@ export class Jobs {
 
 // Returns a row that shows this job.
 export function rowOf(job) {
-  const row = new Row();
+  const row = new Row(() => {});
   row.show(job);
   return row;
 }
@@ -63,6 +63,7 @@ class Row {
     this.node.dataset.job = job.id;
     this.node.dataset.status = job.status;
     setText(this.id, job.id);
+    this.cancel.ariaLabel = `Cancel ${job.id}`;
     this.cancel.hidden = !CAN_BE_CANCELLED.includes(job.status);
     setText(this.status, `${MARKS[job.status] ?? "…"} ${job.status.replace("_", " ")}`);
     const isRunning = job.status === "in_progress";

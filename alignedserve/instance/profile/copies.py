@@ -193,7 +193,7 @@ def _quiet() -> Iterator[None]:
     """Keeps connections within this process out of the log."""
     logger = logging.getLogger("alignedserve.transport")
     level = logger.level
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(max(logging.WARNING, logger.getEffectiveLevel()))
     try:
         yield
     finally:

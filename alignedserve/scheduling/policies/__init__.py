@@ -51,7 +51,9 @@ def _import(name: str) -> type[Policy]:
     try:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise ValueError(f"policy={name!r}: {error}; PYTHONPATH=. finds modules of this directory") from None
+        is_own = error.name is not None and (module == error.name or module.startswith(f"{error.name}."))
+        hint = "; PYTHONPATH=. finds modules of this directory" if is_own else ""
+        raise ValueError(f"policy={name!r}: {error}{hint}") from None
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"policy={name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Policy)):
