@@ -32,7 +32,10 @@ def measure_sharing(engine: Engine, cost: CostModel, budget_s: float) -> float:
     left idle. Takes about `budget_s` seconds, but measures once in any case."""
     reach, block_size = reach_of(engine), engine.cache.format.block_size
     num_requests = min(_NUM_REQUESTS, reach.max_num_seqs, reach.max_chunk)
-    longest = min(_LONGEST, reach.max_model_len, reach.num_kv_tokens // max(num_requests, 1)) - MARGIN
+    # Behind the shared tokens, each request needs room for those of all steps.
+    num_own = -(-(2 + _NUM_STEPS) // block_size)
+    num_fitting = (engine.num_free_blocks // max(num_requests, 1) - num_own) * block_size
+    longest = min(_LONGEST, reach.max_model_len - MARGIN, num_fitting)
     if engine.window or num_requests < 2 or longest < block_size:
         return 0.0
     while longest >= 2 * _SHORTEST and 4 * cost.iteration([], [longest] * num_requests) > budget_s:

@@ -15,6 +15,8 @@ from tests.engine.helpers import make_engine
 from tests.instance.profile.efforts import QUICK, pool_of
 from tests.instance.profile.profiles import FACTS, KNOWN
 
+# One block of the tiny OPT.
+BLOCK_BYTES = 24576
 Directory = Callable[[str], Path]
 
 
@@ -67,3 +69,10 @@ def test_where_two_requests_have_no_room_nothing_is_saved(
 ) -> None:
     engine = make_engine(tiny_model("opt"), **({"kv_cache_memory_bytes": 4 << 20} | sizes))
     assert measure_sharing(engine, KNOWN, budget_s=0.0) == 0.0
+
+
+@pytest.mark.parametrize("num_blocks", range(4, 30))
+def test_it_takes_no_more_memory_than_there_is(tiny_model: Directory, num_blocks: int) -> None:
+    engine = make_engine(tiny_model("opt"), max_model_len=64, kv_cache_memory_bytes=num_blocks * BLOCK_BYTES)
+    assert 0.0 <= measure_sharing(engine, KNOWN, budget_s=0.0) <= 1.0
+    engine.check_idle()
