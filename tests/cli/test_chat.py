@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from alignedserve.gateway.http.keys import owners_of
@@ -25,7 +26,7 @@ from tests.doc_sessions import ROOT, form, sessions
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served
 from tests.launch.server import Server, serving
-from tests.test_doc_commands import blocks
+from tests.test_doc_commands import PAGES, blocks, commands
 
 
 def alignedserve(*words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
@@ -144,6 +145,26 @@ def test_a_server_that_runs_is_found_well(server: Server) -> None:
     assert {each["level"] for each in found.values()} == {"ok"}
     assert found["processes"]["text"] == "all 5 are up" and found["model"]["text"] == "demo"
     assert "first token after" in found["request"]["text"]
+
+
+CURLS = [(page, words) for page in PAGES for words in commands(page) if words[0] == "curl"]
+
+
+@pytest.mark.slow
+def test_what_the_pages_send_by_curl_is_answered(server: Server) -> None:
+    assert len(CURLS) >= 4
+    for page, words in CURLS:
+        (url,) = [word for word in words if word.startswith("http")]
+        fields = [words[number + 1] for number, word in enumerate(words) if word == "-H"]
+        bodies = [words[number + 1] for number, word in enumerate(words) if word == "-d"]
+        answer = httpx2.request(
+            "POST" if bodies else "GET",
+            url.replace("http://127.0.0.1:8000", server.url),
+            headers=[tuple(field.split(": ", 1)) for field in fields],  # type: ignore[misc]
+            content=bodies[0] if bodies else None,
+            timeout=60,
+        )
+        assert answer.status_code == 200, (page, answer.text)
 
 
 # ---- at a gateway with a script ----

@@ -36,7 +36,8 @@ def measure_sharing(engine: Engine, cost: CostModel, budget_s: float) -> float:
     num_own = -(-(2 + _NUM_STEPS) // block_size)
     num_fitting = (engine.num_free_blocks // max(num_requests, 1) - num_own) * block_size
     longest = min(_LONGEST, reach.max_model_len - MARGIN, num_fitting)
-    if engine.window or num_requests < 2 or longest < block_size:
+    has_window = engine.window or engine.span.window or engine.span.num_groups > 1
+    if has_window or num_requests < 2 or longest < block_size:
         return 0.0
     while longest >= 2 * _SHORTEST and 4 * cost.iteration([], [longest] * num_requests) > budget_s:
         longest //= 2

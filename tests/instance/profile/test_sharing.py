@@ -76,3 +76,9 @@ def test_it_takes_no_more_memory_than_there_is(tiny_model: Directory, num_blocks
     engine = make_engine(tiny_model("opt"), max_model_len=64, kv_cache_memory_bytes=num_blocks * BLOCK_BYTES)
     assert 0.0 <= measure_sharing(engine, KNOWN, budget_s=0.0) <= 1.0
     engine.check_idle()
+
+
+def test_layers_with_a_window_beside_others_share_nothing_in_profiles(tiny_model: Directory) -> None:
+    engine = make_engine(tiny_model("gemma3"), max_model_len=64, kv_cache_memory_bytes=1 << 20)
+    assert engine.span.num_groups > 1
+    assert measure_sharing(engine, KNOWN, budget_s=0.0) == 0.0
