@@ -18,6 +18,8 @@ from docs.site.pages import ROOT, Site, anchor, place, read, title
 
 
 def main() -> int:
+    if any(word.startswith("-") for word in sys.argv[1:]) or len(sys.argv) > 2:
+        sys.exit("python -m docs.site [DIRECTORY]: there are no options")
     target = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/site").resolve()
     with TemporaryDirectory() as folder:
         return build(read(), Path(folder), target)
