@@ -224,7 +224,7 @@ class DecodeWorker(Worker):
             if outcome.error is not None:
                 self._compiling.drop(key)
                 self.schedule.blocks.pull_failed(key)
-                self._leave(key, Failed(key, "pull", outcome.error))
+                self._leave(key, Failed(key, "pull", outcome.error, outcome.wrong_block))
             else:
                 if key in self.schedule.blocks.pulling:
                     # Others need not wait for its grammar.

@@ -183,10 +183,10 @@ class BlockAllocator:
             self._now += 1
             self._remove(allocation, self._now)
 
-    def forget(self, hashes: Sequence[bytes]) -> None:
-        """Lets no further request have the blocks known by these hashes, nor those that continue them: their KV may be
-        wrong."""
-        self._tree.forget(hashes)
+    def forget(self, hashes: Sequence[bytes], num_right: int = 0) -> None:
+        """Lets no further request have the blocks known by these hashes behind the first `num_right`, nor those that
+        continue them: their KV may be wrong."""
+        self._tree.forget(hashes, num_right)
 
     # ---- checks ------------------------------------------------------------------------------------------------------
 

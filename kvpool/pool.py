@@ -78,8 +78,8 @@ class Pool:
                     self._groups.discard(key)
                     self._allocator.release(key)
                 return []
-            case Forget(hashes=hashes):
-                self._allocator.forget(hashes)
+            case Forget(hashes=hashes, num_right=num_right):
+                self._allocator.forget(hashes, num_right)
                 return []
             case FormBatch():
                 return [self._form_batch(message, now)]

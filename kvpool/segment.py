@@ -2,6 +2,7 @@
 
     0        magic, version, length of the description; the description: JSON of block format and number of blocks
     4096     owner table, int64 [OwnerTable.NUM_COLUMNS, num_blocks]
+    then     checksums of blocks, uint64 [num_blocks * num_groups]: see `transport/block_checks.py`
     page     blocks, uint8 [num_blocks, column_bytes]: each consists of those of all layer groups, one after another
 
 All memory is reserved at creation, so that using it can't fail later. The magic is written last: a segment without it
@@ -36,7 +37,7 @@ DIRECTORY = Path("/dev/shm")
 # Prefix of all segments' names.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
-VERSION = 4
+VERSION = 5
 # Magic, version, and length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096
@@ -55,7 +56,11 @@ class Segment:
         self.num_blocks = num_blocks
         columns = np.frombuffer(memory, np.int64, OwnerTable.NUM_COLUMNS * num_blocks, TABLE_OFFSET)
         self.table = OwnerTable(columns.reshape(OwnerTable.NUM_COLUMNS, num_blocks))
-        blocks = np.frombuffer(memory, np.uint8, num_blocks * form.column_bytes, blocks_offset(num_blocks))
+        num_checksums, offset = num_blocks * form.num_groups, checksums_offset(num_blocks)
+        # Those of the blocks of each layer group. Instances write them, and the pool leaves them alone.
+        self.checksums: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, num_checksums, offset)
+        offset = blocks_offset(form, num_blocks)
+        blocks = np.frombuffer(memory, np.uint8, num_blocks * form.column_bytes, offset)
         self.blocks: NDArray[np.uint8] = blocks.reshape(num_blocks, form.column_bytes)
 
     @classmethod
@@ -67,7 +72,7 @@ class Segment:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
-            total_bytes = blocks_offset(num_blocks) + num_blocks * form.column_bytes
+            total_bytes = blocks_offset(form, num_blocks) + num_blocks * form.column_bytes
             reserve_memory(file.fileno(), name, total_bytes)
             memory = mmap.mmap(file.fileno(), total_bytes)
             write_header(memory, form, num_blocks)
@@ -103,13 +108,14 @@ class Segment:
                     f"and {field}={value} is needed"
                 )
         num_blocks = described["num_blocks"]
-        if len(memory) != (expected := blocks_offset(num_blocks) + num_blocks * found.column_bytes):
+        if len(memory) != (expected := blocks_offset(found, num_blocks) + num_blocks * found.column_bytes):
             raise ValueError(f"segment {name}: has {len(memory)} bytes, and {expected} are needed")
         return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
         """Drops the arrays. The memory is unmapped after its last reference. Safe to repeat."""
         self.table = OwnerTable.plain(0)
+        self.checksums = np.zeros(0, np.uint64)
         self.blocks = np.zeros((0, self.form.column_bytes), np.uint8)
         self._file.close()
 
@@ -172,9 +178,13 @@ def path_of(name: str) -> Path:
     return DIRECTORY / name
 
 
-def blocks_offset(num_blocks: int) -> int:
-    table_end = TABLE_OFFSET + 8 * OwnerTable.NUM_COLUMNS * num_blocks
-    return -(-table_end // mmap.PAGESIZE) * mmap.PAGESIZE
+def checksums_offset(num_blocks: int) -> int:
+    return TABLE_OFFSET + 8 * OwnerTable.NUM_COLUMNS * num_blocks
+
+
+def blocks_offset(form: BlockFormat, num_blocks: int) -> int:
+    checksums_end = checksums_offset(num_blocks) + 8 * form.num_groups * num_blocks
+    return -(-checksums_end // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def reserve_memory(file: int, name: str, total_bytes: int) -> None:

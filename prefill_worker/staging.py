@@ -114,7 +114,7 @@ class Staging:
         staged = self._requests[key]
         if outcome.error is not None and not staged.is_leaving:
             self._schedule.stages.unstage(key)
-            staged.last_message = Failed(key, "load", outcome.error)
+            staged.last_message = Failed(key, "load", outcome.error, outcome.wrong_block)
         if self._schedule.stages.staged(key):
             staged.is_staged = True
             self._transfers.stage(key, staged.blocks, self._left_buffer)

@@ -221,7 +221,7 @@ class PrefillWorker(Worker):
     def _loaded(self, outcome: Outcome) -> None:
         prompt = self._requests[outcome.keys[0]]
         if outcome.error is not None:
-            self._drop(prompt, Failed(prompt.key, "load", outcome.error))
+            self._drop(prompt, Failed(prompt.key, "load", outcome.error, outcome.wrong_block))
         elif prompt.is_dropped:
             self._leave_if_done(prompt)
         else:

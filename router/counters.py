@@ -31,6 +31,8 @@ class InstanceCounters:
     num_handed_over: int = 0
     num_arriving_tokens: int = 0
     num_not_copied_tokens: int = 0
+    num_checked_blocks: int = 0
+    num_changed_blocks: int = 0
     moved: dict[str, Moved] = field(default_factory=dict)
 
     def add_report(self, report: PrefillReport | DecodeReport) -> None:
@@ -59,6 +61,8 @@ class InstanceCounters:
             total = self.moved.setdefault(each.what, Moved(each.what, 0, 0.0))
             total.num_bytes += each.num_bytes
             total.seconds += each.seconds
+            self.num_checked_blocks += each.num_checked
+            self.num_changed_blocks += each.num_changed
 
 
 class Counters:

@@ -19,8 +19,8 @@ class PoolClient:
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
-    # Requests with KV that may be wrong, of which the pool must be told.
-    _distrusted: list[RequestState] = field(default_factory=list)
+    # Requests with KV that may be wrong, of which the pool must be told, and the number of their blocks before that.
+    _distrusted: list[tuple[RequestState, int]] = field(default_factory=list)
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._router.cluster.pool:
@@ -87,23 +87,24 @@ class PoolClient:
             counters.num_found_tokens += reserved.num_found
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
-    def distrust(self, state: RequestState) -> None:
-        """Lets no further request have what the pool knows of this one's prompt: its KV may be wrong. Whether any of it
-        is known matters little, and an instance that would say so may be gone."""
+    def distrust(self, state: RequestState, num_right: int = 0) -> None:
+        """Lets no further request have what the pool knows of this one's prompt behind the first `num_right` blocks. Its
+        KV may be wrong. Whether any is known matters little, and an instance that would say so may be gone."""
         if pool := self._router.cluster.pool:
             hashes = state.block_hashes(pool.hello.limits.block_size)
-            self.send(Forget(hashes))
-            # Others may have loaded it, and must not make it known again.
-            for each in self._router.requests if hashes else ():
-                each.is_alone |= each.begins_with(hashes[0])
+            if num_right < len(hashes):
+                self.send(Forget(hashes, num_right))
+                # Others may have loaded it, and must not make it known again.
+                for each in self._router.requests:
+                    each.is_alone |= each.has_block(num_right, hashes[num_right])
         else:
-            self._distrusted.append(state)
+            self._distrusted.append((state, num_right))
 
     def connected(self) -> None:
         """Repeats what was said while the pool was away. Call it before anything is reserved."""
         distrusted, self._distrusted = self._distrusted, []
-        for state in distrusted:
-            self.distrust(state)
+        for state, num_right in distrusted:
+            self.distrust(state, num_right)
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

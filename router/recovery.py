@@ -14,7 +14,7 @@ from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import Process, Search
-from alignedserve.types import InstanceId, RequestKey
+from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
 # ---- KV without a request --------------------------------------------------------------------------------------------
 
@@ -222,14 +222,21 @@ class Recovery:
             if state.saving_at == instance_id:
                 self._hand_over.not_saved(state)
 
+    def found_wrong(self, key: RequestKey, block: PoolBlockId) -> None:
+        """Lets no further request have KV of this one from the given block of the pool on. If the request is gone, an
+        instance finds the block again when another request loads it."""
+        if state := self._router.requests.get(key):
+            num_right = state.blocks.index(block) if block in state.blocks else 0
+            self._recaller.distrust(state, num_right)
+
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the
         pool."""
         state = self._router.requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return
-        if failed.what == "load":
-            # What others have left there may fail again, so it is computed instead.
+        if failed.what == "load" or failed.wrong_block is not None:
+            # What is there may fail again, so it is computed instead.
             state.num_cached, state.is_alone = 0, True
         self._recaller.recall(state, forgotten_by=sender)
 

@@ -203,9 +203,9 @@ class RequestState:
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
 
-    def begins_with(self, block_hash: bytes) -> bool:
-        """Whether that is the hash of its first block, as far as it was hashed."""
-        return self._block_hashes is not None and self._block_hashes[:1] == [block_hash]
+    def has_block(self, number: int, block_hash: bytes) -> bool:
+        """Whether that is the hash of its prompt's block with this number, as far as it was hashed."""
+        return self._block_hashes is not None and self._block_hashes[number : number + 1] == [block_hash]
 
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.

@@ -107,6 +107,8 @@ class Router:
                 for state in filter(None, map(self.state.requests.get, keys)):
                     self._recaller.confirm(state, sender)
             case Failed():
+                if message.wrong_block is not None:
+                    self._recovery.found_wrong(message.key, message.wrong_block)
                 if not self._hand_over.failed(sender, message):
                     self._failed_copies.add(sender, message)
             case _:

@@ -170,6 +170,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         num_handed_over=counted.num_handed_over,
         num_arriving_tokens=counted.num_arriving_tokens,
         num_not_copied_tokens=counted.num_not_copied_tokens,
+        num_checked_blocks=counted.num_checked_blocks,
+        num_changed_blocks=counted.num_changed_blocks,
     )
 
 

@@ -30,6 +30,8 @@ class TransferConfig:
     quick_bytes: int = 0
     # The format of KV in the pool, a key of POOL_KV_DTYPES.
     pool_kv_dtype: str = "auto"
+    # The share of the blocks loaded from the pool that are compared with their checksums. 0: nothing has checksums.
+    verify_blocks: float = 0.0
 
     @property
     def is_staged(self) -> bool:

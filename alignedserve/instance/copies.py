@@ -53,8 +53,10 @@ class RunningCopies:
 
     def _ended(self, done: Done, outcome: Outcome) -> None:
         self._num_running.subtract(outcome.keys)
-        if outcome.error is None:
-            self.moved(outcome.what, outcome.num_bytes, outcome.seconds)
+        if outcome.error is None or outcome.num_checked:
+            moved = self.moved(outcome.what, outcome.num_bytes, outcome.seconds)
+            moved.num_checked += outcome.num_checked
+            moved.num_changed += outcome.num_changed
         for key in outcome.keys:
             if not self._num_running[key]:
                 del self._num_running[key]
@@ -68,10 +70,11 @@ class RunningCopies:
         while self._num_running:
             self._transfers.completions.run(DRAIN_STEP_S)
 
-    def moved(self, what: str, num_bytes: int, seconds: float) -> None:
+    def moved(self, what: str, num_bytes: int, seconds: float) -> Moved:
         moved = self._moved.setdefault(what, Moved(what, 0, 0.0))
         moved.num_bytes += num_bytes
         moved.seconds += seconds
+        return moved
 
     def take_moved(self) -> list[Moved]:
         moved, self._moved = self._moved, {}

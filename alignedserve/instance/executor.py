@@ -178,8 +178,8 @@ class Transfers(Protocol):
     def staging_share(self) -> float:
         """The share of a prefill instance's blocks for KV that decode instances pull."""
 
-    def use_pool(self, pool: Any) -> None:
-        """Uses this memory as the pool's from now on."""
+    def use_pool(self, pool: Any, checksums: Any = None) -> None:
+        """Uses this memory as the pool's from now on, with these checksums of its blocks."""
 
     def leave_pool(self) -> None:
         """Releases the pool's memory. Safe to repeat."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from alignedserve.instance.config import TransferConfig
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.transport.block_checks import BlockChecks, Words
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done
 from alignedserve.transport.kv_receiver import KVReceiver
@@ -85,17 +86,22 @@ class LiveTransfers:
 
     # ---- from and to the pool ----------------------------------------------------------------------------------------
 
-    def use_pool(self, pool: NDArray[np.uint8]) -> None:
-        """`pool` has shape [columns, bytes of a column]."""
+    def use_pool(self, pool: NDArray[np.uint8], checksums: Words | None = None) -> None:
+        """`pool` has shape [columns, bytes of a column]. `checksums` has a word for each block; None: no other instance
+        uses the pool."""
         self.leave_pool()
         num_columns, column_bytes = pool.shape
+        num_blocks = num_columns * self._num_groups
+        blocks = pool.reshape(num_blocks, column_bytes // self._num_groups)
+        words = np.zeros(num_blocks, np.uint64) if checksums is None else checksums
         self.pool_mover = Mover(
             self._parts,
-            pool.reshape(num_columns * self._num_groups, column_bytes // self._num_groups),
+            blocks,
             self._epoch,
             self.completions,
             quick_bytes=self._config.quick_bytes,
             pool_format=self._pool_format,
+            checks=BlockChecks(blocks, words, self._config.verify_blocks),
         )
 
     def leave_pool(self) -> None:

@@ -26,6 +26,10 @@ class Segment(Protocol):
     def blocks(self) -> Any:
         """Its memory, as `Worker.use_pool` takes it."""
 
+    @property
+    def checksums(self) -> Any:
+        """Those of its blocks."""
+
     def close(self) -> None: ...
 
 
@@ -142,7 +146,7 @@ class WorkerLoop:
         if self._is_void:
             self._leave_pool()
         else:
-            self.worker.use_pool(self._segment.blocks)
+            self.worker.use_pool(self._segment.blocks, self._segment.checksums)
 
     def _leave_pool(self) -> None:
         self.worker.leave_pool()

@@ -171,10 +171,10 @@ class Worker(ABC):
     def _drop_rest(self) -> None:
         """Forgets what needs no memory of the pool, and what the next report would say."""
 
-    def use_pool(self, pool: Any) -> None:
+    def use_pool(self, pool: Any, checksums: Any = None) -> None:
         """Uses this memory as the pool's from now on, and drops earlier orders."""
         self.leave_pool()
-        self.transfers.use_pool(pool)
+        self.transfers.use_pool(pool, checksums)
 
     def leave_pool(self) -> None:
         """Releases the pool's memory. Safe to repeat."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_verify_blocks
 from alignedserve.store.homes import parse_place
 
 MAX_GATEWAYS = 64
@@ -37,6 +37,10 @@ class LaunchConfig:
         "dtype of KV in the pool; auto is that of instances, int8 halves its size and rounds",
         tuple(POOL_KV_DTYPES),
     ] = "auto"
+    verify_blocks: Annotated[
+        float,
+        "share of the KV blocks loaded from the pool that are compared with checksums of what was saved; 0 is none",
+    ] = 0.0
     address: Annotated[
         str | None, "address of a Ray cluster; its nodes become islands [default: this machine alone]"
     ] = None
@@ -77,6 +81,7 @@ class LaunchConfig:
             raise ValueError(
                 f"pool_kv_dtype={self.pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}"
             )
+        check_verify_blocks(self.verify_blocks)
         _check_place(self.files_at)
         for name in apart:
             if self.colocated_instances is not None and getattr(self, name) is not None:

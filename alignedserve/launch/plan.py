@@ -196,7 +196,10 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
                 node.router,
                 engine,
                 TransferConfig(
-                    transport, quick_bytes=QUICK_BYTES if is_cpu else 0, pool_kv_dtype=pool_kv_dtype
+                    transport,
+                    quick_bytes=QUICK_BYTES if is_cpu else 0,
+                    pool_kv_dtype=pool_kv_dtype,
+                    verify_blocks=settings.launch.verify_blocks,
                 ),
                 log,
                 settings.scheduling,

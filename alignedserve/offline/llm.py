@@ -27,7 +27,7 @@ from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.lora_request import Asked, Modules, adapters_of, texts_of
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
-from alignedserve.protocol.kv_format import check_pool_kv_dtype
+from alignedserve.protocol.kv_format import check_pool_kv_dtype, check_verify_blocks
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
@@ -83,13 +83,14 @@ class LLM:
         preemption_mode: str = "swap",
         cost_profile: str | None = None,
         pool_kv_dtype: str = "auto",
+        verify_blocks: float = 0.0,
         lora_modules: Modules = (),
         **options: Any,
     ) -> None:
         """Loads a model: a directory, a name on the Hugging Face hub, or "demo" for the demo model.
 
         - `policy`: the order in which prompts run, a name in docs/policies.md or package.module:Class.
-        - `preemption_mode`, `pool_kv_dtype`: KV of preempted requests, as for `alignedserve serve`.
+        - `preemption_mode`, `pool_kv_dtype`, `verify_blocks`: KV of preempted requests, as for `alignedserve serve`.
         - `cost_profile`: file of iteration times, which some policies use. It is measured if it does not exist.
         - `lora_modules`: adapters to load with the model, as {name: path}. `lora_request` of a call names one.
         - `options`: fields of EngineConfig, such as dtype, device, max_model_len and max_num_seqs.
@@ -103,6 +104,7 @@ class LLM:
             "preemption_mode",
             "cost_profile",
             "pool_kv_dtype",
+            "verify_blocks",
         }
         for name in options:
             if name not in known:
@@ -111,6 +113,7 @@ class LLM:
             model=directory_of(str(model)), lora_modules=texts_of(lora_modules), **options
         )
         check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
+        check_verify_blocks(verify_blocks)
         if self.config.hidden_cache:
             check_keeps_inputs(made)
             if cost_profile is None:
@@ -124,7 +127,7 @@ class LLM:
             cost = cost_of(built, self.config, pool_kv_dtype, scratch_blocks, cost_profile)
             estimate = Estimate(cost)
         self.instance = LocalInstance(
-            built.engine, made, self.config.enable_prefix_caching, estimate, pool_kv_dtype
+            built.engine, made, self.config.enable_prefix_caching, estimate, pool_kv_dtype, verify_blocks
         )
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None

@@ -67,10 +67,12 @@ class LocalInstance:
         enable_prefix_caching: bool = False,
         estimate: Estimate | None = None,
         pool_kv_dtype: str = "auto",
+        verify_blocks: float = 0.0,
     ) -> None:
-        """`pool_kv_dtype`: dtype of KV in host memory, one of POOL_KV_DTYPES."""
+        """`pool_kv_dtype`: dtype of KV in host memory, one of POOL_KV_DTYPES. `verify_blocks`: see TransferConfig."""
         self.engine = engine
         self._pool_format = engine.format.in_pool(pool_kv_dtype)
+        self._transfer_config = TransferConfig(quick_bytes=QUICK_BYTES, verify_blocks=verify_blocks)
         self._policy = policy or make_policy(SchedulingConfig("fcfs"))
         self._enable_prefix_caching = enable_prefix_caching
         self._estimate = estimate
@@ -86,7 +88,7 @@ class LocalInstance:
             self.engine.cache.parts,
             Epoch(1),
             self._wake.set,
-            TransferConfig(quick_bytes=QUICK_BYTES),
+            self._transfer_config,
             self._pool_format,
             self.engine.format.num_groups,
         )

@@ -61,6 +61,11 @@ def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
         )
 
 
+def check_verify_blocks(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ValueError(f"verify_blocks={share}: must be from 0 to 1")
+
+
 def is_lossy(pool_encoding: str) -> bool:
     """Returns whether KV changes when it is stored in the pool in this encoding."""
     return pool_encoding in {each for name, each in POOL_KV_DTYPES.items() if name != "auto"}

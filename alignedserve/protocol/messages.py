@@ -376,6 +376,8 @@ class Forget(Message):
     """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it."""
 
     hashes: list[bytes]
+    # The number of hashes at the start with KV that is right.
+    num_right: int = 0
 
 
 class FormBatch(Message):
@@ -515,6 +517,9 @@ class Moved(Message):
     num_bytes: int
     # The sum of the durations of the copies.
     seconds: float
+    # The pool's blocks that were compared with their checksums, and those found to have changed.
+    num_checked: int = 0
+    num_changed: int = 0
 
 
 class PrefillReport(Message):
@@ -631,6 +636,8 @@ class Failed(Message):
     # "load", "save", "pull" or "evict".
     what: str
     reason: str
+    # The block of the pool with bytes other than those saved. The request's KV there is wrong from this block on.
+    wrong_block: PoolBlockId | None = None
 
 
 # ---- about the cluster itself; between gateways, the launcher, and the router's shell --------------------------------
@@ -698,6 +705,9 @@ class InstanceStats(Message):
     # Tokens with KV of the admitted requests, and how many of them were not copied because their KV was here.
     num_arriving_tokens: int = 0
     num_not_copied_tokens: int = 0
+    # Blocks loaded from the pool that were compared with their checksums, and those found to have changed.
+    num_checked_blocks: int = 0
+    num_changed_blocks: int = 0
 
 
 class ProcessStatus(Message):

@@ -55,6 +55,7 @@ class Write:
     def finish(self) -> None:
         for block, content in self._places:
             self._segment.contents[block] = content
+            self._segment.changed.discard(block)
         self.abandon()
 
     def abandon(self) -> None:
@@ -73,11 +74,24 @@ class SimSegment:
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
+        # Blocks of which the content has changed since it was saved. Checksums would say the same.
+        self.changed: set[PoolBlockId] = set()
 
     @property
     def blocks(self) -> SimSegment:
         """Its memory, as `SimTransfers.use_pool` takes it."""
         return self
+
+    @property
+    def checksums(self) -> None:
+        """See `changed`."""
+
+    def flip_bit(self, number: int) -> None:
+        """Changes the KV of one of the blocks with content. Does nothing if there are none."""
+        if self.contents:
+            block = sorted(self.contents)[number % len(self.contents)]
+            self.changed.add(block)
+            self.contents[block] = self.contents[block]._replace(digest=-1)
 
     def close(self) -> None:
         """Unmaps it. Transfers know which segment they have mapped."""

@@ -5,6 +5,7 @@ ones go first. Each copy is as fast as the cost model's channel and the links th
 is staged for other instances is in a real `StagingBuffer`.
 
 A copy moves the recorded contents of blocks. It is an error to copy anything but the request's own KV from the pool.
+Loads find each block that has changed, as with `--verify-blocks 1`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Copy:
     has_begun: bool = False
     # See Outcome.
     is_denied: bool = False
+    wrong_block: PoolBlockId | None = None
     # When its lane was free for the copy, in seconds; None: not yet.
     begun_s: float | None = None
     is_over: bool = False
@@ -145,7 +147,16 @@ class Lane:
         if copy.has_begun:
             error = copy.end(error)
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
-        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
+        outcome = Outcome(
+            copy.transfer,
+            copy.what,
+            copy.keys,
+            error,
+            copy.num_bytes,
+            seconds,
+            wrong_block=copy.wrong_block,
+            is_denied=copy.is_denied,
+        )
         self._completions.post(copy.done, outcome)
 
 
@@ -177,7 +188,7 @@ class SimTransfers:
 
     # ---- from and to the pool ---------------------------------------------------------------------------------------
 
-    def use_pool(self, pool: SimSegment) -> None:
+    def use_pool(self, pool: SimSegment, checksums: object = None) -> None:
         self._segment = pool
 
     def leave_pool(self) -> None:
@@ -199,6 +210,9 @@ class SimTransfers:
             return None
 
         def end(error: str | None) -> str | None:
+            if error is None and (wrong := [there for _, there in pairs if there in segment.changed]):
+                copy.wrong_block = PoolBlockId(wrong[0] // segment.num_groups)
+                return f"block {copy.wrong_block} of the pool is not as it was saved"
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             if error is None:

@@ -8,17 +8,19 @@ most one more piece.
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.transport.block_checks import BlockChecks, Checked
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import (
     DIRECTIONS,
@@ -30,7 +32,9 @@ from alignedserve.transport.copiers import (
     PinningCopier,
 )
 from alignedserve.transport.runs import Pairs, Run, Tail, check_blocks, merge, tail_of
-from alignedserve.types import Epoch, RequestKey
+from alignedserve.types import Epoch, PoolBlockId, RequestKey
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 30.0
 # Priorities in a lane's queue.
@@ -62,12 +66,14 @@ class Mover:
         num_threads: int = 2,
         quick_bytes: int = 0,
         pool_format: BlockFormat | None = None,
+        checks: BlockChecks | None = None,
     ) -> None:
         """`parts`: the cache's blocks, per rank. `pool`: one row per block. Transfers of less than `quick_bytes` of the
         cache run on the thread that starts them. `pool_format`: the format of the pool's blocks; None if it is the
-        cache's."""
+        cache's. `checks`: those of the pool's blocks."""
         self._copier = make_copier(parts, pool, num_threads, pool_format)
         self._pool_format = pool_format
+        self._checks = checks or BlockChecks(pool, np.zeros(len(pool), np.uint64), share=0.0)
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(parts[0]), len(pool), pool.shape[1]
         self._cache_block_bytes = sum(part[0].nbytes for part in parts)
         self._ids = TransferIds(epoch)
@@ -163,11 +169,9 @@ class Mover:
             job.stop_reason = reason
 
     def _carry_out(self, job: _CopyJob) -> None:
-        begun_s = time.perf_counter()
+        begun_s, checked = time.perf_counter(), Checked()
         try:
-            self._copier.copy(
-                job.what, job.runs, job.mark, lambda: self._reason_to_stop(job) is not None, job.tail
-            )
+            checked = self._copy(job, lambda: self._reason_to_stop(job) is not None)
             error = self._reason_to_stop(job)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
@@ -176,7 +180,36 @@ class Mover:
         num_bytes = sum(run.num_blocks for run in job.runs) * self._block_bytes
         took_s = time.perf_counter() - begun_s
         outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
+        if checked.num_blocks or checked.wrong:
+            outcome = self._with_checks(outcome, checked)
         self._completions.post(job.done, outcome)
+
+    def _copy(self, job: _CopyJob, is_stopped: Callable[[], bool]) -> Checked:
+        is_save, drawn = job.what == "save", dict[int, int]()
+        if is_save:
+            self._checks.clear(job.runs)
+        else:
+            drawn = self._checks.draw(job.runs, job.transfer.number)
+        self._copier.copy(job.what, job.runs, job.mark, is_stopped, job.tail)
+        if is_save:
+            self._checks.store(job.runs, is_stopped)
+        return self._checks.check(drawn, is_stopped)
+
+    def _with_checks(self, outcome: Outcome, checked: Checked) -> Outcome:
+        num_groups = self._pool_format.num_groups if self._pool_format else 1
+        for block in checked.changed:
+            logger.warning(
+                "Block %d of the KV pool has changed since it was saved: it is computed again",
+                block // num_groups,
+            )
+        wrong = [PoolBlockId(block // num_groups) for block in checked.wrong]
+        return replace(
+            outcome,
+            error=f"block {wrong[0]} of the pool is not as it was saved" if wrong else outcome.error,
+            num_checked=checked.num_blocks,
+            num_changed=len(checked.changed),
+            wrong_block=wrong[0] if wrong else None,
+        )
 
     def _reason_to_stop(self, job: _CopyJob) -> str | None:
         if job.stop_reason is None and self._clock() >= job.deadline_s:

@@ -13,6 +13,7 @@ from alignedserve.vopr.history import (
     Disconnect,
     Drift,
     FailingCopies,
+    FlipBit,
     Hang,
     Jump,
     Kill,
@@ -40,6 +41,9 @@ AIMED_GAPS_S = (0.4, 1.0)
 ASTRAY = 0.4
 # The transitions at which the KV of a decoding request may still be on its way from its prompt to the pool.
 OF_SAVING = ("Offer.source", "DecodeReport.wants_evicted")
+# The share of the runs in which bits of the pool flip, and how many flip on average.
+FLIPPING_SHARE = 0.33
+NUM_FLIPS = 30
 # The kinds of copies.
 COPIES = ("load", "save", "pull")
 
@@ -52,6 +56,7 @@ def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
     yield from faults_of(random, plan, _KINDS, MOMENTS)
     if plan.aims:
         yield from aimed_faults(Random(f"{' '.join(plan.aims)} in {plan.seed}"), plan)
+    yield from flips(Random(f"flips of {plan.seed}"), plan)
 
 
 def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequence[str]) -> Iterator[Action]:
@@ -83,6 +88,15 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
         if kind is _aimed_late and process == ROUTER:
             yield _aimed_death(random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
+
+
+def flips(random: Random, plan: Plan) -> Iterator[Action]:
+    """Yields bits that flip in the pool, in one run of three."""
+    if random.random() >= FLIPPING_SHARE:
+        return
+    at_s = 0.0
+    while (at_s := at_s + random.expovariate(NUM_FLIPS / plan.duration_s)) < plan.duration_s:
+        yield make(FlipBit, _moment(random, at_s, MOMENTS), number=random.randrange(1 << 30))
 
 
 def _moment(random: Random, at_s: float, moments: Sequence[str]) -> When:

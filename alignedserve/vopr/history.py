@@ -98,6 +98,12 @@ class SlowCopies(Action, frozen=True, tag="slow copies"):
     what: str = ""
 
 
+class FlipBit(Action, frozen=True, tag="flip"):
+    """A bit of a block in the pool flips: of that with this number among those with content, modulo their number."""
+
+    number: int
+
+
 class Jump(Action, frozen=True, tag="clock jumps"):
     process: InstanceId
     seconds: float
@@ -190,7 +196,7 @@ class StoreForgetful(Action, frozen=True, tag="store answers lost"):
 
 
 OfClients = Arrive | Leave | Ask | SubmitJob
-OfIslands = Kill | Hang | Disconnect | Late | FailingCopies | SlowCopies | Jump | Drift
+OfIslands = Kill | Hang | Disconnect | Late | FailingCopies | SlowCopies | FlipBit | Jump | Drift
 OfFronts = Stop | Regroup | Disturb | LoseStore | StoreSlow | StoreForgetful
 AnyAction = OfClients | OfIslands | OfFronts
 

@@ -19,6 +19,7 @@ from alignedserve.vopr.history import (
     Disconnect,
     Drift,
     FailingCopies,
+    FlipBit,
     Hang,
     Jump,
     Kill,
@@ -77,6 +78,8 @@ class IslandDriver(Driver):
                 self._island.world.processes[name].cut()
             case Late() | FailingCopies() | SlowCopies():
                 self._conditions.add(action)
+            case FlipBit(number=number):
+                self._island.pool.segment.flip_bit(number)
             case Jump(process=name, seconds=seconds):
                 self._process(name).local_clock.jump(seconds)
             case Drift(process=name, rate=rate):

@@ -99,7 +99,7 @@ def test_what_was_kept_as_inputs_is_shared_with_nobody(tiny_model: Directory) ->
     ids=str,
 )
 def test_what_can_not_be_is_refused_by_name(
-    tiny_model: Directory, tmp_path: Path, options: dict[str, str], named: str
+    tiny_model: Directory, tmp_path: Path, options: dict[str, Any], named: str
 ) -> None:
     directory = tiny_model(options.pop("family", "opt"))
     if "cost_profile" in options:

@@ -408,6 +408,14 @@ INSTANCE_COUNTERS = {
         "Those of admitted_kv_tokens that were not copied, because the instance had their KV.",
         "num_not_copied_tokens",
     ),
+    "checked_blocks": (
+        "KV blocks from the pool that were compared with their checksums.",
+        "num_checked_blocks",
+    ),
+    "changed_blocks": (
+        "KV blocks from the pool that had changed since they were saved.",
+        "num_changed_blocks",
+    ),
     "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
     "num_handed_over": (
         "Requests with KV that a decode instance pulled directly from a prefill instance.",
