@@ -1,7 +1,7 @@
 """Times copies of KV blocks on a CPU, compared with this machine's memcpy in the same run.
 
     python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-links]
-                                   [--pool-kv-dtype int8]
+                                   [--pool-kv-dtype int8] [--verify-blocks]
 
 - save, load: a `Mover` between a KV cache and shared memory like the pool's. Blocks are in random order, so each is a
   separate copy. The time is from the call to the outcome.
@@ -10,6 +10,9 @@
 - numpy, ctypes, torch: the same copies on the calling thread (torch uses more), as the basis of the choice in
   `copiers.py`.
 - gloo, ipc: pulls from another process, with blocks in order.
+
+- With --verify-blocks only: save and load without checksums, with those of saves and a hundredth of the loaded blocks,
+  and with all (A B C A B C); and checksums alone, on one thread.
 
 With --busy another thread computes with torch meanwhile. With --pool-kv-dtype int8, save and load convert to and from
 that format; GiB/s then refer to the cache's bytes.
@@ -39,6 +42,7 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
+from alignedserve.transport.block_checks import BlockChecks, checksum
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
@@ -50,6 +54,8 @@ from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
 AIM = 0.6
+# Shares of the loaded blocks that are checked.
+SHARES = (0.0, 0.01, 1.0)
 KEY = RequestKey(1)
 GIB = 1 << 30
 Memory = NDArray[np.uint8]
@@ -196,6 +202,33 @@ def measure_host(args: argparse.Namespace) -> bool:
     return reached
 
 
+def measure_checks(args: argparse.Namespace) -> None:
+    block_bytes = args.block_kib << 10
+    num_bytes = args.blocks * block_bytes
+    cache = written_blocks(args.blocks, block_bytes)
+    with shared_memory(args.blocks, block_bytes) as pool, computing(args.busy):
+        ways, movers = list[Ways](), list[Mover]()
+        for share in SHARES:
+            completions, words = Completions(), np.zeros(args.blocks, np.uint64)
+            checks = BlockChecks(pool, words, share)
+            movers.append(
+                Mover([cache], pool, Epoch(1), completions, num_threads=args.threads, checks=checks)
+            )
+            ways.append(Ways(cache, pool, pool, movers[-1], completions))
+        turns = [turn for each in ways for turn in (each.save, each.load)]
+        turns.append(lambda: [checksum(block) for block in pool] and None)
+        times = [[seconds(turn) for turn in turns] for _ in range(args.rounds + 1)][1:]
+        medians = [statistics.median(column) for column in zip(*times, strict=True)]
+        for mover in movers:
+            mover.close()
+    print(f"  checksums alone: {num_bytes / GIB / medians[-1]:.1f} GiB/s")
+    print(f"  {'checked':<10}{'save, GiB/s':>14}{'load, GiB/s':>14}{'checks, of the load':>22}")
+    plain_s = medians[1]
+    for share, save_s, load_s in zip(SHARES, medians[0::2], medians[1::2], strict=False):
+        rates = f"{num_bytes / GIB / save_s:>14.1f}{num_bytes / GIB / load_s:>14.1f}"
+        print(f"  {share:<10}{rates}{max(1 - plain_s / load_s, 0.0):>22.0%}")
+
+
 def identity(name: str) -> Identity:
     return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
 
@@ -250,9 +283,13 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--no-links", action="store_true")
     parser.add_argument("--pool-kv-dtype", choices=tuple(POOL_KV_DTYPES), default="auto")
+    parser.add_argument("--verify-blocks", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")
+    if args.verify_blocks:
+        measure_checks(args)
+        return
     reached = measure_host(args)
     if not args.no_links:
         for transport in ("gloo", "ipc"):

@@ -63,6 +63,7 @@ class Setup:
     link: str = "host"
     pool_kv_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    verify_blocks: float = 0.0
     lora_modules: tuple[str, ...] = ()
     # Room for one of the longest requests, or a few others.
     num_decode_blocks: int = MAX_BLOCKS + 8
@@ -254,7 +255,10 @@ class Processes:
             use_tqdm=False,
         )
         transfers = TransferConfig(
-            self.setup.link, timeout_s=self.setup.timeout_s, pool_kv_dtype=self.setup.pool_kv_dtype
+            self.setup.link,
+            timeout_s=self.setup.timeout_s,
+            pool_kv_dtype=self.setup.pool_kv_dtype,
+            verify_blocks=self.setup.verify_blocks,
         )
         return InstanceConfig(
             name,

@@ -61,7 +61,7 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
         case "lapse":
             allocator.lapse(now)
         case "forget":
-            allocator.forget(random_prompt(key))
+            allocator.forget(random_prompt(key), num_right=num_tokens % 4)
 
 
 def assert_between(

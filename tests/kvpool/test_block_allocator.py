@@ -334,6 +334,28 @@ def test_content_that_may_be_wrong_is_not_found_nor_what_continues_it() -> None:
     assert shared(allocator, B, "aab")[1] == 8
 
 
+def test_what_comes_before_wrong_content_stays_known() -> None:
+    allocator = allocator_of(24)
+    before, _ = shared(allocator, A, "aaaab", 21)
+    shared(allocator, B, "aacc", 17)
+    allocator.release(A)
+    # In the middle of a run that nothing lists: the others are kept.
+    allocator.forget(hashes_of("aaaab", 5), num_right=3)
+    assert allocator.num_kept_blocks == 1 and shared(allocator, C, "aaaab", 21) == (
+        [*before[:3], *before[3:]],
+        12,
+    )
+    # In the middle of one that a request lists.
+    allocator.forget(hashes_of("aaaab", 5), num_right=1)
+    allocator.check()
+    assert shared(allocator, RequestKey(4), "aacc", 17)[1] == 4
+    # Of what is not known, nothing is forgotten.
+    num_known = len(allocator.known)
+    allocator.forget(hashes_of("aaaab", 5), num_right=4)
+    allocator.forget(hashes_of("aaaab", 5), num_right=5)
+    assert len(allocator.known) == num_known
+
+
 def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None:
     allocator = allocator_of(12)
     shared(allocator, A, "aab", 8)

@@ -155,11 +155,13 @@ class PoolStates(RuleBasedStateMachine):
         for key in keys:
             self.forget(key)
 
-    @rule(key=KEYS)
-    def is_wrong(self, key: RequestKey) -> None:
-        assert self.pool.on(Forget(prompt_hashes(key)), self.now) == []
-        first = prompt_hashes(key)[:1]
-        assert not [each for each in self.known.values() if first and self.content[each] in first]
+    @rule(key=KEYS, num_right=st.integers(0, 3))
+    def is_wrong(self, key: RequestKey, num_right: int) -> None:
+        wrong, before = prompt_hashes(key)[num_right : num_right + 1], {*self.known}
+        assert self.pool.on(Forget(prompt_hashes(key), num_right), self.now) == []
+        prompts = [prompt_hashes(RequestKey(each)) for each in range(1, len(PROMPTS))]
+        gone = [each for prompt in prompts if wrong and wrong[0] in prompt for each in prompt[num_right:]]
+        assert {*self.known} == before.difference(gone)
 
     @rule(max_blocks=COUNTS, min_requests=st.integers(0, 5), max_requests=st.integers(0, 5))
     def form_batch(self, max_blocks: int, min_requests: int, max_requests: int) -> None:

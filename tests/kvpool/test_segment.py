@@ -45,6 +45,17 @@ def test_what_one_writes_the_other_reads(name: str) -> None:
     assert not found.blocks[[0, 1, 2, 4]].any()
 
 
+def test_checksums_are_beside_the_blocks_and_stay_with_them(name: str) -> None:
+    grouped = replace(FORM, num_groups=3)
+    made = Segment.create(name, grouped, num_blocks=5)
+    assert made.checksums.shape == (15,) and not made.checksums.any()
+    made.checksums[:] = np.arange(15)
+    made.blocks[:] = 255
+    made.table._tail[:] = -1
+    made.close()
+    assert np.array_equal(Segment.attach(name, grouped).checksums, np.arange(15))
+
+
 def test_a_block_has_those_of_all_groups(name: str) -> None:
     grouped = replace(FORM, num_groups=3)
     assert Segment.create(name, grouped, num_blocks=5).blocks.shape == (5, 3 * FORM.block_bytes)

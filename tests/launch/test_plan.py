@@ -302,6 +302,11 @@ def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:
     assert [each.config.transfers.pool_kv_dtype for each in instances] == ["int8", "int8"]
 
 
+def test_all_instances_check_the_same_share_of_blocks() -> None:
+    _, _, *instances = island(told(verify_blocks=0.25)).processes
+    assert [each.config.transfers.verify_blocks for each in instances] == [0.25, 0.25]
+
+
 def test_instances_and_pool_have_kv_in_8_bits_alike() -> None:
     plan = island(told(EngineConfig(MODEL, kv_cache_dtype="int8")))
     _, pool, *instances = plan.processes
@@ -340,6 +345,8 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("decode_instances", -1, "decode_instances=-1: must be from 1"),
         ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
         ("pool_kv_dtype", "fp8", "pool_kv_dtype='fp8': must be one of auto, int8"),
+        ("verify_blocks", 1.5, "verify_blocks=1.5: must be from 0 to 1"),
+        ("verify_blocks", math.nan, "verify_blocks=nan: must be from 0 to 1"),
         ("min_islands", 0, "min_islands=0: must be from 1"),
         ("max_islands", 0, "max_islands=0: must be from 1"),
         ("min_islands", 2, "min_islands=2: this machine is one island; give the --address"),

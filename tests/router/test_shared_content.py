@@ -24,6 +24,7 @@ from alignedserve.router.events import Connected
 from alignedserve.router.requests import Phase
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.prefixes import block_hashes_of
+from alignedserve.types import RequestKey
 from tests.router.script import (
     BLOCK_SIZE,
     DECODE,
@@ -139,6 +140,50 @@ def test_a_request_whose_load_failed_is_computed_alone() -> None:
     assert Release([ONE]) in sent
     (again,) = [each for each in sent if isinstance(each, Reserve)]
     assert again.hashes == []
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["load", "pull"])
+def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block(is_staged: bool) -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    if is_staged:
+        script.first_token()
+        script.saved()
+        script.chosen(1)
+    script.take()
+    what, sender = ("pull", DECODE) if is_staged else ("load", PREFILL)
+    script.say(sender, Failed(ONE, what, "it is not as it was saved", pool_blocks(11)[0]))
+    # Others may ask for it before the request starts again.
+    assert script.take() == [(POOL, Forget(hashes(), num_right=1))]
+    script.tick(0.3)
+    sent = [message for _, message in script.take()]
+    assert Release([ONE]) in sent
+    (again,) = [each for each in sent if isinstance(each, Reserve)]
+    assert again.hashes == []
+    script.say(POOL, Reserved(ONE, pool_blocks(20, 21, 22), number=again.number))
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert work.num_cached == 0
+
+
+def test_those_that_begin_with_a_wrong_block_make_nothing_known() -> None:
+    script = script_of()
+    submit(script)
+    found(script, 8)
+    other = [*request().prompt[:BLOCK_SIZE], 90, 91, 92, 93, 94]
+    for key, prompt in ((2, list(range(10))), (3, other)):
+        submit(script, key=RequestKey(key), prompt=prompt)
+    script.say(PREFILL, Failed(ONE, "load", "it is not as it was saved", pool_blocks(11)[0]))
+    assert [script.state(key).is_alone for key in (2, 3)] == [True, False]
+
+
+def test_a_wrong_block_of_an_answer_is_known_to_nobody() -> None:
+    script = script_of()
+    submit(script, num_prompt=8)
+    found(script, 4)
+    script.take()
+    script.say(PREFILL, Failed(ONE, "load", "it is not as it was saved", pool_blocks(12)[0]))
+    assert script.take() == []
 
 
 def test_a_victim_saves_only_what_the_pool_lacks() -> None:

@@ -43,6 +43,26 @@ def test_nothing_breaks(seed: int) -> None:
     assert run(short(seed, 100.0)).failure is None
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.parametrize("seed", [0, 5, 20, 57])
+def test_nothing_breaks_where_bits_of_the_pool_flip(seed: int) -> None:
+    history = short(seed, 100.0)
+    outcome = run(history)
+    assert outcome.failure is None and outcome.happened["flip"] > 3
+
+
+def test_loads_find_the_blocks_that_have_changed() -> None:
+    island, _ = make_island(short(0).plan)
+    segment, content = island.pool.segment, Content(RequestKey(1), 0, 4)
+    segment.flip_bit(5)
+    assert not segment.changed
+    for save in range(2):
+        segment.write([(PoolBlockId(3), content)]).finish()
+        assert not segment.changed and segment.contents[PoolBlockId(3)] == content, save
+        segment.flip_bit(5)
+        assert segment.changed == {3} and segment.contents[PoolBlockId(3)] != content
+
+
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("seed", [20, 153])

@@ -94,6 +94,8 @@ class KnowingRouter(ScriptedRouter):
             over_host=[InstanceId("prefill-0")],
             num_arriving_tokens=1000,
             num_not_copied_tokens=640,
+            num_checked_blocks=5000,
+            num_changed_blocks=11,
         )
         prefill = InstanceStats(
             num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300, num_handed_over=70
@@ -138,6 +140,8 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"scheduling_time_seconds_count{decode}"] == 8
             assert found[f"scheduling_time_seconds_sum{decode}"] == 2.5
             assert found[f"computed_tokens_total{decode}"] == 600
+            assert found[f"checked_blocks_total{decode}"] == 5000
+            assert found[f"changed_blocks_total{decode}"] == 11
             assert found[f"computing_seconds_total{decode}"] == 1.5
             assert found[f"prefix_length_spread{decode}"] == 40
             assert (found[f"num_failed_pulls_total{decode}"], found[f"links_over_host{decode}"]) == (8, 1)
