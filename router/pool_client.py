@@ -88,8 +88,8 @@ class PoolClient:
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
     def distrust(self, state: RequestState, num_right: int = 0) -> None:
-        """Lets no further request have what the pool knows of this one's prompt behind the first `num_right` blocks. Its
-        KV may be wrong. Whether any is known matters little, and an instance that would say so may be gone."""
+        """Lets no further request have what the pool knows of this one's prompt behind its first `num_right` blocks.
+        The KV may be wrong. Whether any is known matters little, and an instance that would say so may be gone."""
         if pool := self._router.cluster.pool:
             hashes = state.block_hashes(pool.hello.limits.block_size)
             if num_right < len(hashes):

@@ -13,8 +13,8 @@ from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.outbox import OutputCoalescing
 from alignedserve.router.replay_diff import compare
-from alignedserve.sim.segment import Write
-from alignedserve.types import BlockId, RequestId
+from alignedserve.sim.segment import Content, SimSegment, Write
+from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
 from alignedserve.vopr.build import make_island
 from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import History
@@ -51,7 +51,18 @@ def test_nothing_breaks_where_bits_of_the_pool_flip(seed: int) -> None:
     assert outcome.failure is None and outcome.happened["flip"] > 3
 
 
-def test_loads_find_the_blocks_that_have_changed() -> None:
+def test_a_changed_block_that_no_load_finds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_bit = SimSegment.flip_bit
+
+    def flip_unseen(self: SimSegment, number: int) -> None:
+        flip_bit(self, number)
+        self.changed.clear()
+
+    monkeypatch.setattr(SimSegment, "flip_bit", flip_unseen)
+    assert "KV of other tokens" in str(run(short(0, 100.0)).failure)
+
+
+def test_blocks_that_have_changed_are_right_once_they_are_saved_again() -> None:
     island, _ = make_island(short(0).plan)
     segment, content = island.pool.segment, Content(RequestKey(1), 0, 4)
     segment.flip_bit(5)
