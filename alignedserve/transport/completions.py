@@ -40,13 +40,13 @@ class Outcome:
     # Bytes and duration of the transfer. They are not compared.
     num_bytes: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
+    # Whether the pull failed only because the sender has not staged one of the requests. The link works.
+    is_denied: bool = False
     # The blocks of the pool that a load has compared with their checksums, and those that had changed.
     num_checked: int = field(default=0, compare=False)
     num_changed: int = field(default=0, compare=False)
     # The first block of the pool with bytes other than those saved. The load has failed then.
     wrong_block: PoolBlockId | None = None
-    # Whether the pull failed only because the sender has not staged one of the requests. The link works.
-    is_denied: bool = False
 
 
 Done = Callable[[Outcome], None]
