@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -147,16 +147,8 @@ class Lane:
         if copy.has_begun:
             error = copy.end(error)
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
-        outcome = Outcome(
-            copy.transfer,
-            copy.what,
-            copy.keys,
-            error,
-            copy.num_bytes,
-            seconds,
-            wrong_block=copy.wrong_block,
-            is_denied=copy.is_denied,
-        )
+        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
+        outcome = replace(outcome, wrong_block=copy.wrong_block)
         self._completions.post(copy.done, outcome)
 
 
