@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "amx.h"
 #include "groups.h"
 #include "math.h"
 #include "ops.h"
@@ -124,19 +125,27 @@ float scale_of_row(const LinearOp& op, const char* row) {
   return scale;
 }
 
+// Adapters and all that follows, for the sums of a block of rows and a tile.
+template <class T>
+ALWAYS_INLINE void finish_rows(const LinearOp& op, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride) {
+  constexpr Dtype dtype = std::is_same_v<T, float> ? Dtype::Float32 : Dtype::Bfloat16;
+  if (op.adapter_of_row) add_adapters(op, dtype, row, rows, tile, sums, stride);
+  if (op.float32_out)
+    finish<T, float>(op, row, rows, tile, {sums, stride});
+  else
+    finish<T, T>(op, row, rows, tile, {sums, stride});
+}
+
 template <class T, int ROWS, int TILES>
 ALWAYS_INLINE void finish_tiles(const LinearOp& op, int64_t row, int64_t tile,
                                 f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
-  constexpr Dtype dtype = std::is_same_v<T, float> ? Dtype::Float32 : Dtype::Bfloat16;
-  for (int t = 0; t < TILES; ++t) {
-    if (op.adapter_of_row)
-      add_adapters(op, dtype, row, ROWS, tile + t, &sums[0][t * kTileVectors], TILES * kTileVectors);
-    const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
-    if (op.float32_out)
-      finish<T, float>(op, row, ROWS, tile + t, of_tile);
-    else
-      finish<T, T>(op, row, ROWS, tile + t, of_tile);
-  }
+  for (int t = 0; t < TILES; ++t)
+    finish_rows<T>(op, row, ROWS, tile + t, &sums[0][t * kTileVectors], TILES * kTileVectors);
+}
+
+// What the integer sums of a row and 16 columns stand for.
+ALWAYS_INLINE f32x16 scaled(const LinearOp& op, i32x16 sum, int64_t column, float of_row) {
+  return to_float(sum + load_lanes<i32x16>(op.starts + column)) * (load(op.scales + column) * of_row);
 }
 
 // W, the type of the words of rows and weight, is T itself or int8.
@@ -151,11 +160,8 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   if constexpr (std::is_same_v<W, int8>) {
     for (int r = 0; r < ROWS; ++r) {
       const float of_row = scale_of_row(op, x + r * x_stride);
-      for (int v = 0; v < TILES * kTileVectors; ++v) {
-        const int64_t column = tile * kTileColumns + v * kLanes;
-        const i32x16 start = load_lanes<i32x16>(op.starts + column);
-        sums[r][v] = to_float(acc[r][v] + start) * (load(op.scales + column) * of_row);
-      }
+      for (int v = 0; v < TILES * kTileVectors; ++v)
+        sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, of_row);
     }
   } else {
     std::memcpy(sums, acc, sizeof sums);
@@ -228,8 +234,45 @@ void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end
   for (; tile < end; ++tile) narrow(op, row, tile, {nullptr, 0});
 }
 
+#if defined(__AMX_TILE__)
+template <class W, class T>
+void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
+  constexpr int64_t kLinesOfStep = kAmxWords * kStepBytes / kLineBytes;
+  const int64_t steps = words<W>(op.in_features), x_stride = op.x_stride * sizeof(W), tile_bytes = steps * kStepBytes;
+  const char* x = static_cast<const char*>(op.x) + span.first_row * x_stride;
+  const char* weight = static_cast<const char*>(op.weight) + span.first_tile * tile_bytes;
+  const int64_t num_blocks = ceil_div(span.num_rows, kMaxAmxRows), lines = ceil_div(kLinesOfStep, num_blocks);
+  const int64_t lines_bytes = steps / kAmxWords * lines * kLineBytes;
+  AmxShape shape;
+  Sum<W> acc[kMaxAmxRows][kTileVectors];
+  for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile, weight += tile_bytes) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      const int64_t first = b * kMaxAmxRows;
+      const int rows = int(std::min<int64_t>(kMaxAmxRows, span.num_rows - first));
+      const char* of_block = x + first * x_stride;
+      const bool fetched = b * lines >= kLinesOfStep;
+      amx_dot<W>(shape, of_block, x_stride, rows, weight, steps, false, acc,
+                 {weight + tile_bytes + b * lines_bytes, fetched ? 0 : int(lines)});
+      if constexpr (std::is_same_v<W, int8>) {
+        f32x16 sums[kMaxAmxRows][kTileVectors];
+        for (int r = 0; r < rows; ++r)
+          for (int v = 0; v < kTileVectors; ++v)
+            sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, scale_of_row(op, of_block + r * x_stride));
+        finish_rows<T>(op, span.first_row + first, rows, tile, sums[0], kTileVectors);
+      } else {
+        finish_rows<T>(op, span.first_row + first, rows, tile, acc[0], kTileVectors);
+      }
+    }
+  }
+}
+#endif
+
 template <class W, class T>
 void multiply(const LinearOp& op, const LinearSpan& span) {
+#if defined(__AMX_TILE__)
+  if constexpr (kMayUseAmx<W>)
+    if (has_amx()) return multiply_by_amx<W, T>(op, span);
+#endif
   if (span.num_rows <= 3) return stream<W, T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
 
   const int64_t tile_bytes = words<W>(op.in_features) * kStepBytes;
