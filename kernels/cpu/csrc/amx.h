@@ -17,9 +17,26 @@
 #include "tile.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define HAS_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
+constexpr int kAmxTileRows = 16;
+constexpr int kMaxAmxRows = 2 * kAmxTileRows;
+constexpr int kAmxWords = 16;
+
+// A block's sums. Those of row r begin at first + r * stride, in bytes.
+struct AmxSums {
+  void* first;
+  int64_t stride = kStepBytes;
+  // Whether they are added to.
+  bool has_start = false;
+
+  char* at(int row, int half) const { return static_cast<char*>(first) + row * stride + half * kLineBytes; }
+};
+
+#if defined(HAS_AMX)
 inline bool has_amx() {
   constexpr int kAskFor = 0x1023, kTileData = 18;
   static const bool is_permitted = syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
@@ -28,10 +45,6 @@ inline bool has_amx() {
 
 template <class W>
 constexpr bool kMayUseAmx = std::is_same_v<W, bf16> || std::is_same_v<W, int8>;
-
-constexpr int kAmxTileRows = 16;
-constexpr int kMaxAmxRows = 2 * kAmxTileRows;
-constexpr int kAmxWords = 16;
 
 // The shape of this thread's registers: 0 to 3 have sums, 4 and 5 rows, 6 and 7 columns. It is set for a number of rows.
 class AmxShape {
@@ -61,6 +74,9 @@ class AmxShape {
   int rows_ = 0;
 };
 
+// Makes the compiler keep the order of memory accesses: it does not know which memory the instructions for tiles touch.
+static ALWAYS_INLINE void keep_order() { asm volatile("" ::: "memory"); }
+
 #define AMX_MULTIPLY(SUM, ROWS, COLUMNS)         \
   if constexpr (std::is_same_v<W, int8>)         \
     _tile_dpbusd(SUM, ROWS, COLUMNS);            \
@@ -88,20 +104,20 @@ __attribute__((noinline)) void amx_last_step(const char* a, int64_t a_stride, in
   alignas(64) char of_rows[kMaxAmxRows][kLineBytes] = {}, of_tile[kAmxWords][kStepBytes] = {};
   for (int r = 0; r < rows; ++r) std::memcpy(of_rows[r], a + r * a_stride, words * kWordBytes);
   std::memcpy(of_tile, tile, words * kStepBytes);
+  keep_order();
   amx_step<W, IS_HIGH>(of_rows[0], kLineBytes, of_tile[0]);
 }
 
-// sums[r] = the words of row r times a tile's 32 columns, plus what sums[r] was if `adds`. `lines`: of `prefetch.next`
-// to fetch per step.
+// Adds the words of row r times a tile's 32 columns to its sums.
 template <class W, bool IS_HIGH>
 static ALWAYS_INLINE void amx_dot_rows(const char* a, int64_t a_stride, int rows, const char* tile, int64_t steps,
-                                       bool adds, char* sums, Prefetch prefetch) {
-  constexpr int64_t kHigh = kAmxTileRows * kStepBytes;
-  if (adds) {
-    _tile_loadd(0, sums, kStepBytes);
-    _tile_loadd(1, sums + kLineBytes, kStepBytes);
-    if (IS_HIGH) _tile_loadd(2, sums + kHigh, kStepBytes);
-    if (IS_HIGH) _tile_loadd(3, sums + kHigh + kLineBytes, kStepBytes);
+                                       const AmxSums& sums, Prefetch prefetch) {
+  keep_order();
+  if (sums.has_start) {
+    _tile_loadd(0, sums.at(0, 0), sums.stride);
+    _tile_loadd(1, sums.at(0, 1), sums.stride);
+    if (IS_HIGH) _tile_loadd(2, sums.at(kAmxTileRows, 0), sums.stride);
+    if (IS_HIGH) _tile_loadd(3, sums.at(kAmxTileRows, 1), sums.stride);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -115,24 +131,31 @@ static ALWAYS_INLINE void amx_dot_rows(const char* a, int64_t a_stride, int rows
     amx_step<W, IS_HIGH>(a, a_stride, tile);
   }
   if (k < steps) amx_last_step<W, IS_HIGH>(a, a_stride, rows, tile, steps - k);
-  _tile_stored(0, sums, kStepBytes);
-  _tile_stored(1, sums + kLineBytes, kStepBytes);
-  if (IS_HIGH) _tile_stored(2, sums + kHigh, kStepBytes);
-  if (IS_HIGH) _tile_stored(3, sums + kHigh + kLineBytes, kStepBytes);
+  _tile_stored(0, sums.at(0, 0), sums.stride);
+  _tile_stored(1, sums.at(0, 1), sums.stride);
+  if (IS_HIGH) _tile_stored(2, sums.at(kAmxTileRows, 0), sums.stride);
+  if (IS_HIGH) _tile_stored(3, sums.at(kAmxTileRows, 1), sums.stride);
+  keep_order();
 }
 
+// The sums of up to 32 rows and a tile, over `steps` words. `prefetch.lines` are fetched with each step of 16 words.
 template <class W>
 static ALWAYS_INLINE void amx_dot(AmxShape& shape, const char* a, int64_t a_stride, int rows, const char* tile,
-                                  int64_t steps, bool adds, void* sums, Prefetch prefetch = {nullptr, 0}) {
+                                  int64_t steps, const AmxSums& sums, Prefetch prefetch = {nullptr, 0}) {
   shape.set(rows);
   if (rows > kAmxTileRows)
-    amx_dot_rows<W, true>(a, a_stride, rows, tile, steps, adds, static_cast<char*>(sums), prefetch);
+    amx_dot_rows<W, true>(a, a_stride, rows, tile, steps, sums, prefetch);
   else
-    amx_dot_rows<W, false>(a, a_stride, rows, tile, steps, adds, static_cast<char*>(sums), prefetch);
+    amx_dot_rows<W, false>(a, a_stride, rows, tile, steps, sums, prefetch);
 }
 #else
 constexpr bool has_amx() { return false; }
 
 template <class W>
 constexpr bool kMayUseAmx = false;
+
+struct AmxShape {};
+
+template <class W>
+void amx_dot(AmxShape&, const char*, int64_t, int, const char*, int64_t, const AmxSums&, Prefetch = {nullptr, 0});
 #endif

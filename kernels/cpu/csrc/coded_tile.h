@@ -101,7 +101,7 @@ inline void pack_coded_values(const KeyRows& rows, int64_t head_dim, char* tiles
     const int64_t count = std::min<int64_t>(kTileColumns, head_dim - column);
     const __mmask32 valid = count == kTileColumns ? ~0u : (1u << count) - 1;
     char* to = tiles;
-    for (int key = 0; key < rows.count; key += 2, to += kStepBytes) {
+    for (int key = 0; key < packed_keys(rows.count); key += 2, to += kStepBytes) {
       const __m256i even = _mm256_maskz_loadu_epi8(valid, rows.values[key] + column);
       const __m256i odd = _mm256_maskz_loadu_epi8(valid, rows.values[key + 1] + column);
       const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "amx.h"
 #include "kv_cache.h"
 #include "tile.h"
 #include "transpose.h"
@@ -157,6 +158,9 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
 #endif
 }
 
+// How many keys of a tile are packed for `count` of them. The others have zeros, with which AMX multiplies.
+inline int packed_keys(int count) { return has_amx() ? (count + 2 * kAmxWords - 1) / (2 * kAmxWords) * 2 * kAmxWords : count; }
+
 // [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
 template <class T>
 inline void pack_values(const KeyRows& rows, int64_t head_dim, char* tiles) {
@@ -164,7 +168,7 @@ inline void pack_values(const KeyRows& rows, int64_t head_dim, char* tiles) {
   for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<T>(kTileKeys) * kStepBytes) {
     const ValueColumns columns{column, std::min<int64_t>(kTileColumns, head_dim - column)};
     char* to = tiles;
-    for (int key = 0; key < rows.count; key += kWordValues<T>, to += kStepBytes)
+    for (int key = 0; key < packed_keys(rows.count); key += kWordValues<T>, to += kStepBytes)
       pack_value_word(values + key, columns, to);
   }
 }

@@ -234,7 +234,6 @@ void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end
   for (; tile < end; ++tile) narrow(op, row, tile, {nullptr, 0});
 }
 
-#if defined(__AMX_TILE__)
 template <class W, class T>
 void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
   constexpr int64_t kLinesOfStep = kAmxWords * kStepBytes / kLineBytes;
@@ -251,7 +250,7 @@ void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
       const int rows = int(std::min<int64_t>(kMaxAmxRows, span.num_rows - first));
       const char* of_block = x + first * x_stride;
       const bool fetched = b * lines >= kLinesOfStep;
-      amx_dot<W>(shape, of_block, x_stride, rows, weight, steps, false, acc,
+      amx_dot<W>(shape, of_block, x_stride, rows, weight, steps, {acc},
                  {weight + tile_bytes + b * lines_bytes, fetched ? 0 : int(lines)});
       if constexpr (std::is_same_v<W, int8>) {
         f32x16 sums[kMaxAmxRows][kTileVectors];
@@ -265,14 +264,11 @@ void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
     }
   }
 }
-#endif
 
 template <class W, class T>
 void multiply(const LinearOp& op, const LinearSpan& span) {
-#if defined(__AMX_TILE__)
   if constexpr (kMayUseAmx<W>)
     if (has_amx()) return multiply_by_amx<W, T>(op, span);
-#endif
   if (span.num_rows <= 3) return stream<W, T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
 
   const int64_t tile_bytes = words<W>(op.in_features) * kStepBytes;
