@@ -301,8 +301,55 @@ constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...
   return blocks[rows - 1];
 }
 
+// Decodes a group of FP8 or MXFP4 codes into words.
+template <class T, Weight KIND>
+ALWAYS_INLINE void decode_group(const char* codes, int64_t steps, char* to) {
+  GroupFloats<KIND, T> columns{{{codes, 0}}};
+  for (int64_t step = 0; step < steps; ++step, to += kStepBytes, columns.advance(1)) {
+    if (step % 4 == 0) __builtin_prefetch(columns.at + kFetchedAhead);
+    for (int p = 0; p < kPartsOfTile; ++p) {
+      const WordPart word = columns.part(0, p);
+      std::memcpy(to + p * kRegisterBytes, &word, sizeof word);
+    }
+  }
+}
+
+// The first block of rows decodes a tile for the others. If there are none, each group's words replace those before.
+template <class T, Weight KIND>
+void multiply_groups_by_amx(const LinearOp& op, const LinearSpan& span) {
+  const GroupForm form(op);
+  const int64_t x_stride = op.x_stride * sizeof(T), end = span.first_row + span.num_rows;
+  const bool keeps = span.num_rows > kMaxAmxRows;
+  const int64_t num_bytes = (keeps ? form.num_values : form.values) / kWordValues<T> * kStepBytes;
+  char* words = Scratch(num_bytes).take<char>(num_bytes);
+  AmxShape shape;
+  f32x16 acc[kMaxAmxRows][kTileVectors];
+  for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile) {
+    for (int64_t first = span.first_row; first < end; first += kMaxAmxRows) {
+      const int rows = int(std::min<int64_t>(kMaxAmxRows, end - first));
+      const char* x = static_cast<const char*>(op.x) + first * x_stride;
+      const char* group = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
+      char* of_group = words;
+      f32x16 sums[kMaxAmxRows][kTileVectors] = {};
+      for (int64_t g = 0; g < form.count; group += form.bytes_of(g++)) {
+        const int64_t steps = form.values_of(g) / kWordValues<T>;
+        if (first == span.first_row) decode_group<T, KIND>(group + form.header_bytes, steps, of_group);
+        amx_dot<T>(shape, x, x_stride, rows, of_group, steps, {acc});
+        const f32x16 scales[] = {form.scales(group, 0), form.scales(group, 1)};
+        for (int r = 0; r < rows; ++r)
+          for (int v = 0; v < kTileVectors; ++v) sums[r][v] = fma(acc[r][v], scales[v], sums[r][v]);
+        x += steps * kWordBytes;
+        if (keeps) of_group += steps * kStepBytes;
+      }
+      finish_rows<T>(op, first, rows, tile, sums[0], kTileVectors);
+    }
+  }
+}
+
 template <class T, Weight KIND>
 void multiply_groups(const LinearOp& op, const LinearSpan& span) {
+  if constexpr (kMayUseAmx<T> && !takes_codes(KIND))
+    if (has_amx()) return multiply_groups_by_amx<T, KIND>(op, span);
   int64_t tile = span.first_tile;
   // One row: the weight is streamed, several tiles side by side.
   for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4)
