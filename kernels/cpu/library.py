@@ -22,6 +22,10 @@ class LoadedLibrary:
     # why it is not the fastest one for this CPU; empty if it is
     why_slower: str = ""
 
+    @property
+    def uses_amx(self) -> bool:
+        return bool(self.functions.uses_amx())
+
 
 def library() -> ctypes.CDLL:
     return loaded().functions

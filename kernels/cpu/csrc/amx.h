@@ -8,7 +8,7 @@
 // not depend on other rows. It differs from that of `dot` in the last bits, so a process uses one of the two for all rows.
 // Sums of integers are equal.
 //
-// The operating system gives these registers only to processes that ask for them.
+// The operating system gives these registers only to processes that ask for them. The others compute by `dot`.
 #pragma once
 
 #include <algorithm>

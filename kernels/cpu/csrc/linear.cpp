@@ -21,6 +21,8 @@
 namespace {
 
 constexpr int64_t kRowBytesInL2 = 384 << 10;
+// Processors with AMX have 2 MB.
+constexpr int64_t kRowBytesForAmx = 1 << 20;
 constexpr int64_t kWeightBytesPerChunk = 192 << 10;
 constexpr int64_t kChunksPerThread = 4;
 
@@ -43,11 +45,9 @@ struct Cut {
   int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
 
   Cut(const LinearOp& op, Dtype dtype, const Step& step) {
-    const int64_t row_bytes = num_words(op, dtype) * kWordBytes;
     tile_bytes = tile_bytes_of(op, dtype);
     num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
-    const int64_t fitting_rows = kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows;
-    rows_per_chunk = std::max<int64_t>(kMaxRows, std::min<int64_t>(fitting_rows, 240));
+    rows_per_chunk = linear_rows_at_once(op, dtype);
     row_chunks = ceil_div(step.num_rows, rows_per_chunk);
     const int64_t fair = num_tiles / (step.num_threads * kChunksPerThread);
     const int64_t streamed = step.num_rows > 2 * kMaxRows ? 1 : kWeightBytesPerChunk / tile_bytes;
@@ -415,6 +415,11 @@ void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   dtype == Dtype::Float32 ? multiply_any<float>(op, span) : multiply_any<bf16>(op, span);
 }
 
-int64_t linear_row_bytes(const LinearOp& op, Dtype dtype) { return num_words(op, dtype) * kWordBytes; }
+int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype) {
+  const bool by_amx = has_amx() && dtype == Dtype::Bfloat16;
+  const int64_t height = by_amx ? kMaxAmxRows : kMaxRows, most = by_amx ? 256 : 240;
+  const int64_t fitting = (by_amx ? kRowBytesForAmx : kRowBytesInL2) / (num_words(op, dtype) * kWordBytes);
+  return std::max(height, std::min(fitting, most) / height * height);
+}
 
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype) { return tile_bytes_of(op, dtype); }
