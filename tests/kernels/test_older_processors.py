@@ -12,7 +12,9 @@ from alignedserve.kernels.cpu.build import cpu_features
 from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
 
 # What it computes differs from AMX, which this processor may have.
-needs_bf16 = pytest.mark.skipif("avx512_bf16" not in cpu_features().split(), reason="needs AVX-512 with bfloat16")
+needs_bf16 = pytest.mark.skipif(
+    "avx512_bf16" not in cpu_features().split(), reason="needs AVX-512 with bfloat16"
+)
 
 
 @pytest.mark.slow

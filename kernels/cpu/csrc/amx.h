@@ -1,11 +1,13 @@
-// Products on the matrix unit of Intel's processors (AMX, from Sapphire Rapids on), for bfloat16 and eight-bit integers.
+// Products on the matrix unit of Intel's processors (AMX, from Sapphire Rapids on), for bfloat16 and eight-bit
+// integers.
 //
 // One instruction multiplies 16 words of up to 16 rows by the same words of 16 columns. It reads both operands in the
-// layout of tile.h. For 32 rows and a tile of 32 columns, it needs a quarter of the loads that the products take in time.
+// layout of tile.h. With 32 rows and a tile of 32 columns, each operand that is loaded is multiplied twice, and loads
+// take less time than products.
 //
 // A sum of bfloat16 products is made in steps of 16 words. In each step, the products of the words' first values are
 // added up, those of their second values as well, and both sums are added to the output. Here, too, a row's result does
-// not depend on other rows. It differs from that of `dot` in the last bits, so a process uses one of the two for all rows.
+// not depend on other rows. It differs from that of `dot` in the last bits, so a process uses one of them for all rows.
 // Sums of integers are equal.
 //
 // The operating system gives these registers only to processes that ask for them. The others compute by `dot`.
@@ -46,7 +48,7 @@ inline bool has_amx() {
 template <class W>
 constexpr bool kMayUseAmx = std::is_same_v<W, bf16> || std::is_same_v<W, int8>;
 
-// The shape of this thread's registers: 0 to 3 have sums, 4 and 5 rows, 6 and 7 columns. It is set for a number of rows.
+// The shape of this thread's registers, for a number of rows: 0 to 3 have sums, 4 and 5 rows, 6 and 7 columns.
 class AmxShape {
  public:
   ~AmxShape() {
@@ -74,7 +76,7 @@ class AmxShape {
   int rows_ = 0;
 };
 
-// Makes the compiler keep the order of memory accesses: it does not know which memory the instructions for tiles touch.
+// Makes the compiler keep the order of memory accesses: it does not know which memory these instructions touch.
 static ALWAYS_INLINE void keep_order() { asm volatile("" ::: "memory"); }
 
 #define AMX_MULTIPLY(SUM, ROWS, COLUMNS)         \
@@ -100,7 +102,8 @@ static ALWAYS_INLINE void amx_step(const char* a, int64_t a_stride, const char* 
 
 // Words past the last whole step, in zeros.
 template <class W, bool IS_HIGH>
-__attribute__((noinline)) void amx_last_step(const char* a, int64_t a_stride, int rows, const char* tile, int64_t words) {
+__attribute__((noinline)) void amx_last_step(const char* a, int64_t a_stride, int rows, const char* tile,
+                                             int64_t words) {
   alignas(64) char of_rows[kMaxAmxRows][kLineBytes] = {}, of_tile[kAmxWords][kStepBytes] = {};
   for (int r = 0; r < rows; ++r) std::memcpy(of_rows[r], a + r * a_stride, words * kWordBytes);
   std::memcpy(of_tile, tile, words * kStepBytes);

@@ -293,7 +293,8 @@ void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, 
     for (int r = 0; r < count; ++r)
       for (int v = 0; v < kKeyVectors; ++v) {
         const int tile = v / kTileVectors;
-        scores[r][v] = tile * kTileColumns < visible.num_keys ? products[tile][first + r][v % kTileVectors] * scale : f32x16{};
+        const bool is_known = tile * kTileColumns < visible.num_keys;
+        scores[r][v] = is_known ? products[tile][first + r][v % kTileVectors] * scale : f32x16{};
       }
     const f32x16 shrink = weigh(task, row + first, count, first_key, visible, scores, task.weights + first * kTileKeys);
     float* out = task.out + (row + first) * task.padded_dim;

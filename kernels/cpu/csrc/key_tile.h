@@ -159,7 +159,10 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
 }
 
 // How many keys of a tile are packed for `count` of them. The others have zeros, with which AMX multiplies.
-inline int packed_keys(int count) { return has_amx() ? (count + 2 * kAmxWords - 1) / (2 * kAmxWords) * 2 * kAmxWords : count; }
+inline int packed_keys(int count) {
+  constexpr int kAtOnce = kAmxWords * kWordValues<bf16>;
+  return has_amx() ? (count + kAtOnce - 1) / kAtOnce * kAtOnce : count;
+}
 
 // [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
 template <class T>

@@ -254,9 +254,11 @@ void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
                  {weight + tile_bytes + b * lines_bytes, fetched ? 0 : int(lines)});
       if constexpr (std::is_same_v<W, int8>) {
         f32x16 sums[kMaxAmxRows][kTileVectors];
-        for (int r = 0; r < rows; ++r)
+        for (int r = 0; r < rows; ++r) {
+          const float of_row = scale_of_row(op, of_block + r * x_stride);
           for (int v = 0; v < kTileVectors; ++v)
-            sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, scale_of_row(op, of_block + r * x_stride));
+            sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, of_row);
+        }
         finish_rows<T>(op, span.first_row + first, rows, tile, sums[0], kTileVectors);
       } else {
         finish_rows<T>(op, span.first_row + first, rows, tile, acc[0], kTileVectors);
