@@ -24,7 +24,12 @@ class LoadedLibrary:
 
     @property
     def uses_amx(self) -> bool:
-        return bool(self.functions.uses_amx())
+        return self.functions.uses_amx() == 1
+
+    @property
+    def is_refused_amx(self) -> bool:
+        """Whether the system does not let this process use AMX, for which the library has code."""
+        return self.functions.uses_amx() < 0
 
 
 def library() -> ctypes.CDLL:
@@ -49,6 +54,10 @@ def loaded() -> LoadedLibrary:
             raise RuntimeError(
                 f"{struct.__name__} has {ctypes.sizeof(struct)} bytes in Python, {size} in C++"
             )
+    if found.is_refused_amx:
+        logger.warning(
+            "The system does not let this process use AMX. Products in bfloat16 take several times as long"
+        )
     return found
 
 

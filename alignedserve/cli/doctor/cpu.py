@@ -77,12 +77,12 @@ def library_findings(library: LoadedLibrary, took_s: float) -> Iterator[Finding]
             f"backend cpu, {built}, which is slower on this CPU: {library.why_slower}", "follow the message"
         )
     else:
-        yield native_finding(built, cpu_features(), library.uses_amx)
+        yield native_finding(built, cpu_features(), library.is_refused_amx)
 
 
-def native_finding(built: str, features: str, uses_amx: bool = False) -> Finding:
+def native_finding(built: str, features: str, is_refused_amx: bool = False) -> Finding:
     found = [each for each in INSTRUCTIONS if each in features.split()]
-    if "amx_bf16" in found and not uses_amx:
+    if is_refused_amx:
         return warn(
             f"backend cpu, {built}, without AMX, which the system does not let this process use",
             "Linux 5.16 or later, in a sandbox that lets processes ask for AMX",

@@ -6,11 +6,11 @@
 // take less time than products.
 //
 // A sum of bfloat16 products is made in steps of 16 words. In each step, the products of the words' first values are
-// added up, those of their second values as well, and both sums are added to the output. Here, too, a row's result does
-// not depend on other rows. It differs from that of `dot` in the last bits, so a process uses one of them for all rows.
-// Sums of integers are equal.
+// added up, those of their second values as well, and the sum of both is added to the output. Here, too, a row's result
+// does not depend on other rows. It differs from that of `dot` in the last bits, so a process uses one of them for all
+// rows in bfloat16. Sums of integers are equal.
 //
-// The operating system gives these registers only to processes that ask for them. The others compute by `dot`.
+// The operating system gives these registers only to processes that ask for them. If it refuses, `dot` is used.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 #include "tile.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define HAS_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -48,6 +48,9 @@ inline bool has_amx() {
 template <class W>
 constexpr bool kMayUseAmx = std::is_same_v<W, bf16> || std::is_same_v<W, int8>;
 
+// Makes the compiler keep the order of memory accesses: it does not know which memory these instructions touch.
+static ALWAYS_INLINE void keep_order() { asm volatile("" ::: "memory"); }
+
 // The shape of this thread's registers, for a number of rows: 0 to 3 have sums, 4 and 5 rows, 6 and 7 columns.
 class AmxShape {
  public:
@@ -69,15 +72,13 @@ class AmxShape {
       shape.bytes[i] = kLineBytes;
       shape.rows[i] = of_each[i];
     }
+    keep_order();
     _tile_loadconfig(&shape);
   }
 
  private:
   int rows_ = 0;
 };
-
-// Makes the compiler keep the order of memory accesses: it does not know which memory these instructions touch.
-static ALWAYS_INLINE void keep_order() { asm volatile("" ::: "memory"); }
 
 #define AMX_MULTIPLY(SUM, ROWS, COLUMNS)         \
   if constexpr (std::is_same_v<W, int8>)         \
@@ -100,7 +101,7 @@ static ALWAYS_INLINE void amx_step(const char* a, int64_t a_stride, const char* 
 }
 #undef AMX_MULTIPLY
 
-// Words past the last whole step, in zeros.
+// The words after the last whole step, padded with zeros.
 template <class W, bool IS_HIGH>
 __attribute__((noinline)) void amx_last_step(const char* a, int64_t a_stride, int rows, const char* tile,
                                              int64_t words) {
@@ -111,7 +112,7 @@ __attribute__((noinline)) void amx_last_step(const char* a, int64_t a_stride, in
   amx_step<W, IS_HIGH>(of_rows[0], kLineBytes, of_tile[0]);
 }
 
-// Adds the words of row r times a tile's 32 columns to its sums.
+// Computes the sums of the words of each row times a tile's 32 columns.
 template <class W, bool IS_HIGH>
 static ALWAYS_INLINE void amx_dot_rows(const char* a, int64_t a_stride, int rows, const char* tile, int64_t steps,
                                        const AmxSums& sums, Prefetch prefetch) {

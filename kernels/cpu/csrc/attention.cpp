@@ -33,7 +33,7 @@ namespace {
 
 constexpr int kKeyTiles = kTileKeys / kTileColumns;
 constexpr int kKeyVectors = kTileKeys / kLanes;
-// As many rows as any block of a task has.
+// The most rows that a block of a task has.
 constexpr int kBlockRows = std::max(kMaxRows, kMaxAmxRows);
 constexpr float kLowest = -1e30f;
 
@@ -154,6 +154,7 @@ void reset(const Task<T>& task, int64_t kv_head) {
 
 // Rows whose weights are computed together.
 constexpr int kSoftmaxRows = kLanes;
+static_assert(kMaxRows <= kSoftmaxRows);
 using Scores = f32x16[kSoftmaxRows][kKeyVectors];
 
 template <class T>
@@ -276,7 +277,7 @@ struct RowBlock {
   }
 };
 
-// The same for up to 32 rows.
+// What RowBlock::attend does, for up to 32 rows.
 template <class T>
 void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, int64_t first_key) {
   const Visible visible(task, row, rows, first_key);
@@ -301,7 +302,7 @@ void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, 
     for (int r = 0; r < count; ++r)
       for (int64_t i = 0; i < task.padded_dim; i += kLanes, out += kLanes) store(out, load(out) * shrink[r]);
   }
-  const int64_t steps = words<T>(packed_keys(int(visible.num_keys))), value_bytes = words<T>(kTileKeys) * kStepBytes;
+  const int64_t steps = words<T>(packed_keys<T>(int(visible.num_keys))), value_bytes = words<T>(kTileKeys) * kStepBytes;
   const int64_t out_stride = task.padded_dim * sizeof(float);
   for (int64_t tile = 0; tile < task.value_tiles; ++tile)
     amx_dot<T>(shape, reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T), rows,

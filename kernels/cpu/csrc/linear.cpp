@@ -303,26 +303,31 @@ constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...
   return blocks[rows - 1];
 }
 
-// Decodes a group of FP8 or MXFP4 codes into words.
+// Decodes FP8 or MXFP4 codes into words. Returns the codes after them.
 template <class T, Weight KIND>
-ALWAYS_INLINE void decode_group(const char* codes, int64_t steps, char* to) {
+ALWAYS_INLINE const char* decode(const char* codes, int64_t steps, char* to) {
+  constexpr int64_t kStepsOfLine = kLineBytes / kCodedStepBytes<KIND, T>;
   GroupFloats<KIND, T> columns{{{codes, 0}}};
   for (int64_t step = 0; step < steps; ++step, to += kStepBytes, columns.advance(1)) {
-    if (step % 4 == 0) __builtin_prefetch(columns.at + kFetchedAhead);
+    if (step % kStepsOfLine == 0) __builtin_prefetch(columns.at + kFetchedAhead);
     for (int p = 0; p < kPartsOfTile; ++p) {
       const WordPart word = columns.part(0, p);
       std::memcpy(to + p * kRegisterBytes, &word, sizeof word);
     }
   }
+  return columns.at;
 }
 
-// The first block of rows decodes a tile for the others. If there are none, each group's words replace those before.
+// The first block of rows decodes a tile for the others. If there are none, pieces of it are decoded one after the other,
+// in the same place.
 template <class T, Weight KIND>
 void multiply_groups_by_amx(const LinearOp& op, const LinearSpan& span) {
+  static_assert(kWordValues<T> == 2, "codes are decoded a word at a time");
+  constexpr int64_t kPiece = 4 * kAmxWords;
   const GroupForm form(op);
   const int64_t x_stride = op.x_stride * sizeof(T), end = span.first_row + span.num_rows;
   const bool keeps = span.num_rows > kMaxAmxRows;
-  const int64_t num_bytes = (keeps ? form.num_values : form.values) / kWordValues<T> * kStepBytes;
+  const int64_t num_bytes = (keeps ? form.num_values / kWordValues<T> : kPiece) * kStepBytes;
   char* words = Scratch(num_bytes).take<char>(num_bytes);
   AmxShape shape;
   f32x16 acc[kMaxAmxRows][kTileVectors];
@@ -331,17 +336,20 @@ void multiply_groups_by_amx(const LinearOp& op, const LinearSpan& span) {
       const int rows = int(std::min<int64_t>(kMaxAmxRows, end - first));
       const char* x = static_cast<const char*>(op.x) + first * x_stride;
       const char* group = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
-      char* of_group = words;
+      char* of_piece = words;
       f32x16 sums[kMaxAmxRows][kTileVectors] = {};
       for (int64_t g = 0; g < form.count; group += form.bytes_of(g++)) {
+        const char* codes = group + form.header_bytes;
         const int64_t steps = form.values_of(g) / kWordValues<T>;
-        if (first == span.first_row) decode_group<T, KIND>(group + form.header_bytes, steps, of_group);
-        amx_dot<T>(shape, x, x_stride, rows, of_group, steps, {acc});
+        for (int64_t done = 0, count; done < steps; done += count, x += count * kWordBytes) {
+          count = std::min(kPiece, steps - done);
+          if (first == span.first_row) codes = decode<T, KIND>(codes, count, of_piece);
+          amx_dot<T>(shape, x, x_stride, rows, of_piece, count, {acc, kStepBytes, done > 0});
+          if (keeps) of_piece += count * kStepBytes;
+        }
         const f32x16 scales[] = {form.scales(group, 0), form.scales(group, 1)};
         for (int r = 0; r < rows; ++r)
           for (int v = 0; v < kTileVectors; ++v) sums[r][v] = fma(acc[r][v], scales[v], sums[r][v]);
-        x += steps * kWordBytes;
-        if (keeps) of_group += steps * kStepBytes;
       }
       finish_rows<T>(op, first, rows, tile, sums[0], kTileVectors);
     }
@@ -418,7 +426,9 @@ void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
 }
 
 int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype) {
-  const bool by_amx = has_amx() && dtype == Dtype::Bfloat16;
+  // The others are multiplied in lower blocks, whichever these are.
+  const bool by_amx = has_amx() && (op.weight_kind == Weight::Int8 ||
+                                    (dtype == Dtype::Bfloat16 && !takes_codes(op.weight_kind)));
   const int64_t height = by_amx ? kMaxAmxRows : kMaxRows, most = by_amx ? 256 : 240;
   const int64_t fitting = (by_amx ? kRowBytesForAmx : kRowBytesInL2) / (num_words(op, dtype) * kWordBytes);
   return std::max(height, std::min(fitting, most) / height * height);

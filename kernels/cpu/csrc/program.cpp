@@ -180,7 +180,7 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   return 0;
 }
 
-int32_t uses_amx() { return has_amx(); }
+int32_t uses_amx() { return has_amx() ? 1 : kMayUseAmx<bf16> ? -1 : 0; }
 
 int64_t size_of_op() { return sizeof(Op); }
 int64_t size_of_step() { return sizeof(Step); }
