@@ -24,12 +24,12 @@ class LoadedLibrary:
 
     @property
     def uses_amx(self) -> bool:
-        return self.functions.uses_amx() == 1
+        return bool(self.functions.uses_amx() == 1)
 
     @property
     def is_refused_amx(self) -> bool:
         """Whether the system does not let this process use AMX, for which the library has code."""
-        return self.functions.uses_amx() < 0
+        return bool(self.functions.uses_amx() < 0)
 
 
 def library() -> ctypes.CDLL:
