@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
     Evict,
     Failed,
     FailedPull,
+    Forget,
     Gone,
     NewTokens,
     Offer,
@@ -97,6 +98,8 @@ class DecodeWorker(Worker):
                 self._evict(order)
             case Abort():
                 self._abort(order.key, Gone([order.key]))
+            case Forget():
+                self.prompts.distrust(order.hashes, order.num_right)
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
 

@@ -27,6 +27,7 @@ from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Failed,
+    Forget,
     Gone,
     Prefill,
     PrefillReport,
@@ -109,6 +110,8 @@ class PrefillWorker(Worker):
                         self.schedule.stages.unstage(key)
             case Abort():
                 self._abort(order.key)
+            case Forget():
+                self.prompts.distrust(order.hashes, order.num_right)
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
 

@@ -94,6 +94,9 @@ class PoolClient:
             hashes = state.block_hashes(pool.hello.limits.block_size)
             if num_right < len(hashes):
                 self.send(Forget(hashes, num_right))
+                # Instances may have it in their own caches, from which it would get into the pool again.
+                for instance in self._router.cluster.instances:
+                    self._router.outbox.send(instance.instance_id, Forget(hashes, num_right))
                 # Others may have loaded it, and must not make it known again.
                 for each in self._router.requests:
                     each.is_alone |= each.has_block(num_right, hashes[num_right])

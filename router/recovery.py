@@ -223,11 +223,11 @@ class Recovery:
                 self._hand_over.not_saved(state)
 
     def found_wrong(self, key: RequestKey, block: PoolBlockId) -> None:
-        """Lets no further request have KV of this one from the given block of the pool on. If the request is gone, an
-        instance finds the block again when another request loads it."""
-        if state := self._router.requests.get(key):
-            num_right = state.blocks.index(block) if block in state.blocks else 0
-            self._recaller.distrust(state, num_right)
+        """Lets no further request have KV of this one from the given block of the pool on. If the request has lost the
+        block, an instance finds it again when another request loads it."""
+        state = self._router.requests.get(key)
+        if state and block in state.blocks:
+            self._recaller.distrust(state, state.blocks.index(block))
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the

@@ -6,7 +6,7 @@ A prompt is checked and its grammar is compiled before the schedule gets it. Pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request, check_request
@@ -124,6 +124,14 @@ class Prompts:
         prefix = self._prefixes.get(key_of(output.request_id))
         if prefix and isinstance(output.error, BrokenLogits):
             self.prefix_cache.spoilt(prefix)
+
+    def distrust(self, hashes: Sequence[bytes], num_right: int) -> None:
+        """Stops sharing the blocks with these hashes behind the first `num_right`, and what running requests compute from
+        them: the KV may be wrong."""
+        for prefix in self._prefixes.values():
+            if prefix.block_hashes[num_right : num_right + 1] == [hashes[num_right]]:
+                self.prefix_cache.spoilt(prefix)
+        self._engine.forget_hashes(hashes[num_right:])
 
     def arriving(self, work: Work) -> int:
         """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""

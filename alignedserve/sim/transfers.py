@@ -204,7 +204,7 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             if error is None and (wrong := [there for _, there in pairs if there in segment.changed]):
                 copy.wrong_block = PoolBlockId(wrong[0] // segment.num_groups)
-                return f"block {copy.wrong_block} of the pool is not as it was saved"
+                return f"pool block {copy.wrong_block} is not as it was saved"
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             if error is None:

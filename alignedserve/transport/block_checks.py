@@ -66,7 +66,8 @@ class BlockChecks:
 
     def clear(self, runs: Sequence[Run]) -> None:
         """Call it before a save writes the blocks."""
-        self._words[_blocks_of(runs)] = 0
+        for run in runs:
+            self._words[run.there : run.there + run.num_blocks] = 0
 
     def store(self, runs: Sequence[Run], is_stopped: Callable[[], bool]) -> None:
         """Call it when a save has written all bytes."""
@@ -94,11 +95,15 @@ class BlockChecks:
                 break
             if not word & _IS_WRONG:
                 checked.num_blocks += 1
-                is_right = _IS_SET | checksum(self._blocks[block]) == word
-                if is_right or int(self._words[block]) != word:
+                if _IS_SET | checksum(self._blocks[block]) == word:
                     continue
-                self._words[block] = word | _IS_WRONG
-                checked.changed.append(block)
+                now = int(self._words[block])
+                if now & ~_IS_WRONG != word:
+                    # Another save has written the block.
+                    continue
+                if now == word:
+                    self._words[block] = word | _IS_WRONG
+                    checked.changed.append(block)
             checked.wrong.append(block)
         return checked
 

@@ -205,7 +205,7 @@ class Mover:
         wrong = [PoolBlockId(block // num_groups) for block in checked.wrong]
         return replace(
             outcome,
-            error=f"block {wrong[0]} of the pool is not as it was saved" if wrong else outcome.error,
+            error=f"pool block {wrong[0]} is not as it was saved" if wrong else outcome.error,
             num_checked=checked.num_blocks,
             num_changed=len(checked.changed),
             wrong_block=wrong[0] if wrong else None,

@@ -99,7 +99,7 @@ class SlowCopies(Action, frozen=True, tag="slow copies"):
 
 
 class FlipBit(Action, frozen=True, tag="flip"):
-    """A bit of a block in the pool flips: of that with this number among those with content, modulo their number."""
+    """A bit flips in a pool block: the one with this number among those with content, modulo their number."""
 
     number: int
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Prefill, Work
+from alignedserve.protocol.messages import Abort, Forget, Prefill, Work
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
@@ -190,6 +191,23 @@ def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> 
     rig.worker.on(Prefill([work(LONG[:40], key=RequestKey(9))]))
     rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
     assert {each.key: each.num_reused for each in rig.news[1:]} == {KEY: 32, OTHER: 32, RequestKey(9): 0}
+
+
+def test_what_the_router_distrusts_serves_no_other_prompt(rig: Rig) -> None:
+    run(rig, work(LONG))
+    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK), num_right=2))
+    assert run(rig, other(LONG)) == 2 * BLOCK
+    assert run(rig, work(LONG)) == 288
+
+
+def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> None:
+    run(rig, work(LONG[:100]))
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step()
+    assert engine_of(rig.worker).num_unfinished == 1
+    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK), num_right=2))
+    rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
+    assert run(rig, other(LONG)) == 0
 
 
 def test_what_a_resumed_prompt_finds_is_not_said_again(rig: Rig) -> None:

@@ -155,7 +155,7 @@ def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block
     what, sender = ("pull", DECODE) if is_staged else ("load", PREFILL)
     script.say(sender, Failed(ONE, what, "it is not as it was saved", pool_blocks(11)[0]))
     # Others may ask for it before the request starts again.
-    assert script.take() == [(POOL, Forget(hashes(), num_right=1))]
+    assert script.take() == [(name, Forget(hashes(), num_right=1)) for name in (POOL, PREFILL, DECODE)]
     script.tick(0.3)
     sent = [message for _, message in script.take()]
     assert Release([ONE]) in sent

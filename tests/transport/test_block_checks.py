@@ -128,7 +128,7 @@ def test_a_flipped_bit_fails_each_load_until_the_block_is_saved_again(
         rig.flip(3)
         first, again, others = rig.load(*ALL), rig.load((0, 4), (1, 3)), rig.load((0, 4))
         for outcome in (first, again):
-            assert (outcome.error, outcome.wrong_block) == ("block 3 of the pool is not as it was saved", 3)
+            assert (outcome.error, outcome.wrong_block) == ("pool block 3 is not as it was saved", 3)
         # It is counted and logged when it is found.
         assert (first.num_checked, first.num_changed) == (NUM_BLOCKS, 1)
         assert (again.num_checked, again.num_changed) == (1, 0)
@@ -194,6 +194,17 @@ def test_a_block_that_is_saved_during_a_load_is_not_compared() -> None:
                 rig.checks.store([Run(2, 2, 1)], lambda: False)
             checked = rig.checks.check(drawn, lambda: False)
             assert checked.num_blocks == NUM_BLOCKS and not checked.wrong
+
+
+def test_two_loads_at_once_both_find_a_changed_block_and_one_counts_it() -> None:
+    with rig_of() as rig:
+        rig.save(*ALL)
+        runs = merge(ALL, BLOCK_BYTES)
+        drawn = [rig.checks.draw(runs, number) for number in (1, 2)]
+        rig.flip(2, at=5000)
+        first, second = (rig.checks.check(each, lambda: False) for each in drawn)
+        assert (first.changed, first.wrong) == ([2], [2])
+        assert (second.changed, second.wrong) == ([], [2])
 
 
 def test_a_block_of_several_parts_has_one_checksum() -> None:
