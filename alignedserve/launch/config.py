@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.protocol.messages import MAX_PROMISED_SHARE
 from alignedserve.store.homes import parse_place
 
 MAX_GATEWAYS = 64
@@ -37,6 +38,11 @@ class LaunchConfig:
         "dtype of KV in the pool; auto is that of instances, int8 halves its size and rounds",
         tuple(POOL_KV_DTYPES),
     ] = "auto"
+    pool_promised_share: Annotated[
+        float,
+        "maximum share of the KV pool that is promised to the next turns of one API key's chats, up to 0.5; 0 promises "
+        "none",
+    ] = 0.25
     address: Annotated[
         str | None, "address of a Ray cluster; its nodes become islands [default: this machine alone]"
     ] = None
@@ -76,6 +82,10 @@ class LaunchConfig:
         if self.pool_kv_dtype not in POOL_KV_DTYPES:
             raise ValueError(
                 f"pool_kv_dtype={self.pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}"
+            )
+        if not 0.0 <= self.pool_promised_share <= MAX_PROMISED_SHARE:
+            raise ValueError(
+                f"pool_promised_share={self.pool_promised_share}: must be from 0 to {MAX_PROMISED_SHARE}"
             )
         _check_place(self.files_at)
         for name in apart:

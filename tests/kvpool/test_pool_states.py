@@ -161,6 +161,13 @@ class PoolStates(RuleBasedStateMachine):
         first = prompt_hashes(key)[:1]
         assert not [each for each in self.known.values() if first and self.content[each] in first]
 
+    @rule(key=KEYS, seconds=st.integers(1, 9), owner=st.sampled_from("ab"))
+    def promise(self, key: RequestKey, seconds: int, owner: str) -> None:
+        hashes, num_known = prompt_hashes(key), len(self.known)
+        was_taken = self.pool._allocator.promise(hashes, owner, self.now + seconds)
+        assert not was_taken or self.known.keys() >= {*hashes}
+        assert len(self.known) == num_known and self.pool.use.num_promised_blocks <= NUM_BLOCKS // 2
+
     @rule(max_blocks=COUNTS, min_requests=st.integers(0, 5), max_requests=st.integers(0, 5))
     def form_batch(self, max_blocks: int, min_requests: int, max_requests: int) -> None:
         (answer,) = self.pool.on(FormBatch(DECODE, max_blocks, min_requests, max_requests), self.now)
