@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Chats:
         self._key = 0
 
     def reserve(
-        self, hashes: Sequence[bytes], now: float, is_optional: bool = False, **fields: str
+        self, hashes: Sequence[bytes], now: float, is_optional: bool = False, **fields: Any
     ) -> tuple[RequestKey, Reserved]:
         """Room for these blocks, and for a token more if it is a prompt."""
         self._key += 1

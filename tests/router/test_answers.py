@@ -85,10 +85,10 @@ def test_the_pool_is_told_what_the_next_turn_awaits_and_what_a_prompt_brings() -
     running(script, awaits="tool", owner="mine")
     _, (_, reserve) = end(script)
     assert isinstance(reserve, Reserve) and (reserve.awaits, reserve.owner) == ("tool", "mine")
-    for number, (fields, follows) in enumerate(
-        [({}, ""), ({"awaits": "user"}, "user"), ({"awaits": "tool", "brings_results": True}, "tool")], 2
-    ):
-        script.say(GATEWAY, Submit(replace(request(number, num_prompt=NUM_PROMPT), **fields)))
+    kinds = (("", False, ""), ("user", False, "user"), ("tool", True, "tool"))
+    for number, (awaits, brings_results, follows) in enumerate(kinds, 2):
+        wanted = request(number, num_prompt=NUM_PROMPT)
+        script.say(GATEWAY, Submit(replace(wanted, awaits=awaits, brings_results=brings_results)))
         asked = script.take_one(Reserve, POOL)
         assert (asked.follows, asked.awaits, asked.owner) == (follows, "", "")
 
