@@ -1,11 +1,12 @@
 """Simulates agents: each calls a tool after every turn, and its next prompt has all that was said before.
 
-    python -m benchmarks.agents [--agents 20] [--turns 30] [--pool-blocks N] [--kill] [--seed 1]
+    python -m benchmarks.agents [--agents 20] [--turns 30] [--pool-blocks N] [--flood-rate R] [--kill] [--seed 1]
 
 All agents have the same instructions of 4,000 tokens. Every turn adds 380 tokens on average, and an answer of 150, so
 the last prompt has 20,000 tokens. A tool takes one to ten seconds. The island has two prefill and two decode instances
-with the measured times of Qwen3 30B-A3B on an H200. It is simulated with answers that are kept in the pool and without.
-With `--kill` one instance after the other is killed, one every five seconds.
+with the measured times of Qwen3 30B-A3B on an H200. It is simulated without answers in the pool, with them, and with
+answers that are promised to the next turns. With `--flood-rate`, other chats of one turn arrive at this rate per second
+under another key. With `--kill` one instance after the other is killed, one every five seconds.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ TOOL_S = (1.0, 10.0)
 # The agents start within this time.
 START_S = 10.0
 KILL_EVERY_S = 5.0
+# The prompts of other chats.
+NUM_FLOOD = 6000
 LIMIT_S = 100_000.0
 
 
@@ -53,6 +56,7 @@ class Agents:
     island: SimIsland
     num_turns: int
     keeps_answers: bool
+    num_left: int = 0
     num_new: int = 0
     ttfts_s: list[float] = field(default_factory=list)
     _keys: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -64,6 +68,7 @@ class Agents:
     def start(self, num_agents: int, seed: int) -> None:
         common = Random(f"instructions {seed}").choices(range(VOCABULARY), k=NUM_COMMON)
         self.num_new += NUM_COMMON
+        self.num_left = num_agents * self.num_turns
         for number in range(num_agents):
             dice = Random(f"{seed} {number}")
             agent = Agent(number, dice, [*common])
@@ -81,10 +86,36 @@ class Agents:
         num_output = agent.dice.randint(NUM_OUTPUT // 2, NUM_OUTPUT * 3 // 2)
         prompt, now = [*agent.said], self.island.world.clock.now
         request = make_request(next(self._keys), len(prompt), num_output, now, prompt=prompt)
-        return replace(request, has_next_turn=self.keeps_answers)
+        return replace(
+            request,
+            has_next_turn=self.keeps_answers,
+            owner="agents",
+            awaits="tool",
+            brings_results=agent.num_turns > 0,
+        )
+
+    def flood(self, rate: float, seed: int) -> None:
+        """Lets other chats arrive until the agents are done."""
+        dice = Random(f"flood {seed}")
+
+        def arrive() -> None:
+            if not self.num_left:
+                return
+            key, now = next(self._keys), self.island.world.clock.now
+            prompt = [dice.randrange(VOCABULARY) for _ in range(NUM_FLOOD)]
+            request = make_request(key, NUM_FLOOD, NUM_OUTPUT, now, prompt=prompt)
+            self.island.gateways[0].submit(
+                replace(request, has_next_turn=self.keeps_answers, cache_salt="flood")
+            )
+            self.island.world.clock.after(dice.expovariate(rate), arrive)
+
+        self.island.world.clock.after(dice.expovariate(rate), arrive)
 
     def _ended(self, stream: Stream) -> None:
-        agent = self._of[stream.request.key]
+        agent = self._of.get(stream.request.key)
+        if agent is None:
+            return
+        self.num_left -= 1
         agent.said += stream.tokens
         agent.num_turns += 1
         if agent.num_turns > 1:
@@ -97,10 +128,10 @@ class Agents:
         """Prompt tokens that were computed. An answer's last token is computed with the next prompt."""
         computed: Counter[RequestKey] = self.island.world.computed
         streams = self.island.gateways[0].streams
-        return sum(count - (len(streams[key].tokens) - 1) for key, count in computed.items())
+        return sum(computed[key] - (len(streams[key].tokens) - 1) for key in self._of)
 
 
-def run(args: argparse.Namespace, keeps_answers: bool) -> Agents:
+def run(args: argparse.Namespace, keeps_answers: bool, promised_share: float) -> Agents:
     limits = InstanceLimits(COST.num_kv_tokens // BLOCK_SIZE, BLOCK_SIZE, 256, 8192, 32768)
     config = IslandConfig(
         COST,
@@ -110,15 +141,18 @@ def run(args: argparse.Namespace, keeps_answers: bool) -> Agents:
         num_decode=2,
         pool_blocks=args.pool_blocks,
         enable_prefix_caching=True,
+        promised_share=promised_share,
     )
     island = SimIsland(config)
     agents = Agents(island, args.turns, keeps_answers)
     island.start()
     agents.start(args.agents, args.seed)
+    if args.flood_rate:
+        agents.flood(args.flood_rate, args.seed)
     if args.kill:
         _kill_one_after_the_other(island)
-    if not island.run_until_done(args.agents * args.turns, LIMIT_S):
-        raise RuntimeError(f"{island.num_open} turns are still open")
+    if not island.world.clock.run_while(lambda: agents.num_left + island.num_open > 0, LIMIT_S):
+        raise RuntimeError(f"{agents.num_left} turns are still open")
     island.settle()
     island.check_idle()
     return agents
@@ -142,16 +176,23 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--pool-blocks", type=int, default=40_000)
+    parser.add_argument("--flood-rate", type=float, default=0.0, help="other chats per second")
+    parser.add_argument("--promised-share", type=float, default=0.25)
     parser.add_argument("--kill", action="store_true", help="kill instances meanwhile")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    for name, keeps_answers in (("answers are not kept", False), ("answers are kept", True)):
-        agents = run(args, keeps_answers)
+    for name, keeps_answers, promised_share in (
+        ("answers are not kept", False, 0.0),
+        ("answers are kept", True, 0.0),
+        ("and promised", True, args.promised_share),
+    ):
+        agents = run(args, keeps_answers, promised_share)
         ttft_s = sorted(agents.ttfts_s)
         print(
             f"{name:20} prompt tokens computed: {agents.num_computed:9,} of {agents.num_new:9,} new ones "
             f"({agents.num_computed / agents.num_new:.3f}); TTFT from the second turn on: "
-            f"p50 {1e3 * statistics.median(ttft_s):.1f} ms, p99 {1e3 * ttft_s[int(0.99 * len(ttft_s))]:.1f} ms"
+            f"p50 {1e3 * statistics.median(ttft_s):.1f} ms, p99 {1e3 * ttft_s[int(0.99 * len(ttft_s))]:.1f} ms; "
+            f"promises: {agents.island.pool.core.use.promises}"
         )
 
 

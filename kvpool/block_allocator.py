@@ -9,7 +9,7 @@ A reservation that is not committed in time falls back to the last commit, as a 
 
 `BlockTree` has the blocks that requests list, and those that are kept because their content is known. When room is
 needed, spare requests and kept blocks go in the order in which they were last used, and of the blocks last used
-together those at the ends of prompts go first.
+together those at the ends of prompts go first. What is promised to the next turns of chats goes last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from alignedserve.kvpool.block_tree import BlockTree
 from alignedserve.kvpool.owners import Allocation, AllocationState, OwnerTable
+from alignedserve.kvpool.promises import PromiseLimits
 from alignedserve.kvpool.runs import Run
 from alignedserve.types import PoolBlockId, RequestKey
 
@@ -36,7 +37,9 @@ class Grant(NamedTuple):
 
 
 class BlockAllocator:
-    def __init__(self, table: OwnerTable, block_size: int, deadline_s: float) -> None:
+    def __init__(
+        self, table: OwnerTable, block_size: int, deadline_s: float, limits: PromiseLimits | None = None
+    ) -> None:
         """Starts from the table's content. Reservations found there lapse at the deadline."""
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: must be at least 1")
@@ -50,7 +53,7 @@ class BlockAllocator:
         # Counts events: a block or a spare is the older, the lower the number at which it was last used.
         self._now = 0
         found = table.recover()
-        self._tree = BlockTree(table, found)
+        self._tree = BlockTree(table, found, limits)
         for allocation, _ in found.allocations:
             allocation.deadline_s = deadline_s
             self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
@@ -73,6 +76,11 @@ class BlockAllocator:
     @property
     def num_kept_blocks(self) -> int:
         return self._tree.num_kept
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """The number of kept blocks that are promised to next turns."""
+        return self._tree.num_promised
 
     @property
     def num_shared_blocks(self) -> int:
@@ -112,7 +120,8 @@ class BlockAllocator:
     ) -> Grant | None:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
         room. Safe to repeat. `hashes` are those of its first blocks. If it has no blocks yet, it gets the blocks that
-        are known by them, but never the last token's. `is_optional`: other requests keep their spares."""
+        are known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns
+        what they are promised."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, num_found = self._allocations.get(key), 0
@@ -188,6 +197,19 @@ class BlockAllocator:
         continue them: their KV may be wrong."""
         self._tree.forget(hashes, num_right)
 
+    def promise(self, hashes: Sequence[bytes], owner: str, until: float) -> bool:
+        """Lets the blocks known by these hashes go last until then, even after spares. Returns False and promises
+        nothing if some are not known, or if the owner would have too many."""
+        return self._tree.promise(hashes, owner, until)
+
+    @property
+    def may_promise(self) -> bool:
+        return self._tree.promises.limits.of_one > 0
+
+    def end_promises(self, now: float) -> None:
+        """Lets what was promised until now go as everything else does."""
+        self._tree.end_promises(now)
+
     # ---- checks ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -232,11 +254,11 @@ class BlockAllocator:
         return num_missing <= self.num_free_blocks + self.num_spare_blocks - num_own
 
     def _has_unowned(self, tail: Run | None, num_listed: int, num_missing: int, needs_row: bool) -> bool:
-        """Returns the same without the spares of other requests."""
+        """Returns the same without the spares of other requests and without promised blocks."""
         if needs_row and not self._free_rows:
             return False
-        num_own = self._tree.num_kept_of(tail, num_listed)
-        return num_missing <= self.num_free_blocks + self.num_kept_blocks - num_own
+        num_kept = self.num_kept_blocks - self.num_promised_blocks - self._tree.num_kept_of(tail, num_listed)
+        return num_missing <= self.num_free_blocks + num_kept
 
     def _make_room(self, num_missing: int, needs_row: bool, drops_spares: bool) -> list[RequestKey]:
         """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
@@ -246,6 +268,8 @@ class BlockAllocator:
             latest = spare.since if spare and drops_spares else self._now
             if kept and kept.last_used <= latest:
                 self._tree.drop_kept(num_short, latest)
+                continue
+            if drops_spares and spare is None and self._tree.break_promise():
                 continue
             if spare is None or not drops_spares:
                 raise RuntimeError(

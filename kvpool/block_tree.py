@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from alignedserve.kvpool.owners import Allocation, OwnerTable, Recovered
+from alignedserve.kvpool.promises import PromisedRuns, PromiseLimits
 from alignedserve.kvpool.runs import Run, path_to, runs_of
 from alignedserve.types import PoolBlockId
 
@@ -29,13 +30,15 @@ _Entry = tuple[int, int, int, Run]
 
 
 def _is_valid(entry: _Entry) -> bool:
-    """Returns whether the run is still kept, and was not listed since."""
-    last_used, _, _, run = entry
-    return run.last_used == last_used and bool(run.blocks) and not (run.num_needed or run.num_spares)
+    """Returns whether the run is still kept, was not listed or cut since, and is not promised."""
+    last_used, minus_first, _, run = entry
+    if run.promised_until or run.num_needed or run.num_spares:
+        return False
+    return (run.last_used, -run.first) == (last_used, minus_first) and bool(run.blocks)
 
 
 class BlockTree:
-    def __init__(self, table: OwnerTable, found: Recovered) -> None:
+    def __init__(self, table: OwnerTable, found: Recovered, limits: PromiseLimits | None = None) -> None:
         """Starts from the table's content. Sets the last run of each request."""
         self._table = table
         # Known runs by the hash of their first block.
@@ -45,6 +48,9 @@ class BlockTree:
         # Kept runs in the order in which they go: the one last used first, and the deepest of those last used together.
         self._kept: list[_Entry] = []
         self._num_entries = 0
+        # Kept blocks that are promised.
+        self.num_promised = 0
+        self.promises = PromisedRuns(limits or PromiseLimits())
         self._recover(found)
 
     def _recover(self, found: Recovered) -> None:
@@ -90,10 +96,10 @@ class BlockTree:
         return num_spare
 
     def num_kept_of(self, tail: Run | None, num_blocks: int) -> int:
-        """Returns how many of the first `num_blocks` blocks up to this run no request lists."""
+        """Returns how many of the first `num_blocks` blocks up to this run are kept and not promised."""
         num_kept = 0
         while tail and not tail.is_listed:
-            num_kept += num_blocks - tail.first
+            num_kept += 0 if tail.promised_until else num_blocks - tail.first
             num_blocks, tail = tail.first, tail.parent
         return num_kept
 
@@ -109,7 +115,8 @@ class BlockTree:
     def extend(self, tail: Run | None, added: Sequence[PoolBlockId]) -> Run:
         """Gives blocks that nothing uses to a request that is no spare. Returns its last run."""
         self.num_needed += len(added)
-        if tail and tail.num_needed + tail.num_spares == 1 and not tail.num_next:
+        is_own = tail and tail.num_needed + tail.num_spares == 1 and not tail.num_next
+        if tail and is_own and not tail.promised_until:
             tail.blocks += added
             return tail
         if tail:
@@ -155,6 +162,7 @@ class BlockTree:
                 self.num_shared += size
             elif not num_before:
                 self.num_kept -= size
+                self.num_promised -= size if tail.promised_until else 0
             tail = tail.parent
 
     def _unlist(self, run: Run, is_spare: bool) -> None:
@@ -169,6 +177,7 @@ class BlockTree:
             self.num_shared -= size
         elif not num_owners:
             self.num_kept += size
+            self.num_promised += size if run.promised_until else 0
 
     def _split(self, run: Run, num_before: int) -> Run:
         """Cuts the run at the block with this number. Returns the first part. `run` remains the last run of its
@@ -183,9 +192,17 @@ class BlockTree:
             run.num_spares,
             1,
             run.last_used,
+            run.promised_until,
+            run.owner,
         )
         run.parent, run.first = upper, num_before
         del run.blocks[:count], run.hashes[:count]
+        # Entries of the order in which runs go have the number of blocks before them.
+        if run.promised_until:
+            self.promises.push(upper)
+            self.promises.push(run)
+        elif not run.is_listed:
+            self._keep(run)
         for part in (upper, run):
             if part.hashes:
                 self._known[part.hashes[0]] = part
@@ -268,6 +285,9 @@ class BlockTree:
         taken = run.blocks[: num_known - 1 if num_known else None : -1]
         del run.blocks[num_known:]
         self.num_kept -= len(taken)
+        if run.promised_until:
+            self.num_promised -= len(taken)
+            self.promises.cut(run, len(taken))
         if not num_known and run.parent:
             run.parent.num_next -= 1
         return taken
@@ -279,12 +299,51 @@ class BlockTree:
             self._kept = [*filter(_is_valid, self._kept)]
             heapify(self._kept)
 
+    # ---- promises ----------------------------------------------------------------------------------------------------
+
+    def promise(self, hashes: Sequence[bytes], owner: str, until: float) -> bool:
+        """Lets the blocks known by these hashes go after all that are not promised. Returns False and promises nothing
+        if some are not known, or if the owner has too many."""
+        tail, num_found = self.find(hashes, len(hashes))
+        if tail is None or num_found < len(hashes):
+            return False
+        if num_found < tail.end:
+            tail = self._split(tail, num_found)
+            if not tail.is_listed and not tail.promised_until:
+                self._keep(tail)
+        runs = [run for run in path_to(tail) if run.promised_until < until]
+        if not self.promises.has_room(owner, sum(len(run.blocks) for run in runs if not run.promised_until)):
+            return False
+        for run in runs:
+            self.num_promised += 0 if run.is_listed or run.promised_until else len(run.blocks)
+            self.promises.add(run, owner, until)
+        return True
+
+    def end_promises(self, now: float) -> None:
+        """Ends the promises that end at `now` or before."""
+        while (run := self.promises.next) and run.promised_until <= now:
+            self._end_promise(run)
+
+    def break_promise(self) -> bool:
+        """Ends the promise that ends first. Returns whether there was one."""
+        run = self.promises.next
+        if run:
+            self._end_promise(run)
+        return run is not None
+
+    def _end_promise(self, run: Run) -> None:
+        self.promises.end(run)
+        if run.blocks and not run.is_listed:
+            self.num_promised -= len(run.blocks)
+            self._keep(run)
+
     # ---- checks ------------------------------------------------------------------------------------------------------
 
     def check(self, allocations: Collection[Allocation]) -> None:
         """Raises unless every block is listed, kept or free, and the counts are those of these requests."""
         listed = dict.fromkeys(run for each in allocations for run in path_to(each.tail))
         kept = dict.fromkeys(run for *_, run in filter(_is_valid, self._kept))
+        kept |= dict.fromkeys(run for run in self.promises.runs if not run.is_listed)
         num_listed = sum(len(run.blocks) for run in listed)
         if num_listed + self.num_kept + len(self.free) != self._table.size:
             raise RuntimeError(
@@ -296,6 +355,7 @@ class BlockTree:
         if len(distinct) != self._table.size:
             raise RuntimeError(f"{len(distinct)} distinct blocks of {self._table.size}")
         self._check_counts(allocations, runs)
+        self._check_promises(runs)
         num_known = sum(len(run.hashes) for run in runs)
         if self._table.num_known != num_known or {*self._known.values()} != {
             run for run in runs if run.hashes
@@ -303,6 +363,19 @@ class BlockTree:
             raise RuntimeError(
                 f"the owner table has {self._table.num_known} known blocks, and there are {num_known} "
                 f"in {len(self._known)} runs"
+            )
+
+    def _check_promises(self, runs: Iterable[Run]) -> None:
+        found, num_promised = Counter[str](), 0
+        for run in (each for each in runs if each.promised_until):
+            found[run.owner] += len(run.blocks)
+            num_promised += 0 if run.is_listed else len(run.blocks)
+            if run.parent and run.parent.promised_until < run.promised_until:
+                raise RuntimeError(f"block {run.blocks[0]} is promised for longer than the block before it")
+        if (+found, num_promised) != (self.promises.num_blocks, self.num_promised):
+            raise RuntimeError(
+                f"{self.num_promised} kept blocks of {self.promises.num_blocks.total()} are promised, "
+                f"and {num_promised} of {found.total()} are found"
             )
 
     def _check_counts(self, allocations: Iterable[Allocation], runs: Iterable[Run]) -> None:

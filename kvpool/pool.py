@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 from alignedserve.kvpool.batch_builder import BatchLimits, TailOf
 from alignedserve.kvpool.block_allocator import BlockAllocator
+from alignedserve.kvpool.next_turns import NextTurns
 from alignedserve.kvpool.owners import Allocation, OwnerTable
 from alignedserve.kvpool.prefix_groups import GroupedBatch, PrefixGroups
+from alignedserve.kvpool.promises import PromiseLimits
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
+    MAX_PROMISED_SHARE,
     AnyMessage,
     Candidates,
     Commit,
@@ -50,6 +53,8 @@ class PoolConfig:
     # The blocks that a candidate takes on a decode instance, where it computes a token at a time. None: as many as it
     # has here.
     span: KvSpan | None = None
+    # The share of all blocks that is promised at most to the next turns of one API key's chats.
+    promised_share: float = 0.25
 
 
 class Pool:
@@ -57,7 +62,10 @@ class Pool:
         self, table: OwnerTable, block_size: int, now: float, config: PoolConfig | None = None
     ) -> None:
         self._config = config or PoolConfig()
-        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s)
+        share = self._config.promised_share
+        limits = PromiseLimits(int(share * table.size), int(MAX_PROMISED_SHARE * table.size))
+        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s, limits)
+        self._next_turns = NextTurns(self._allocator, block_size)
         self._tree = QuadTree(self._config.span or KvSpan(block_size))
         self._groups = PrefixGroups(self._allocator.tail_of)
 
@@ -77,6 +85,7 @@ class Pool:
                     self._no_candidate(key)
                     self._groups.discard(key)
                     self._allocator.release(key)
+                    self._next_turns.released(key)
                 return []
             case Forget(hashes=hashes, num_right=num_right):
                 self._allocator.forget(hashes, num_right)
@@ -89,11 +98,15 @@ class Pool:
                 raise ValueError(f"a {type(message).__name__} is not for the pool")
 
     def tick(self, now: float, has_router: bool = False) -> list[Message]:
-        """Lets reservations lapse if no router is connected. Call it every quarter of a second."""
+        """Ends promises, and lets reservations lapse if no router is connected. Call it every quarter of a second."""
+        self._next_turns.expire(now)
         if has_router:
             self._allocator.renew(now + self._config.lapse_s)
             return []
-        return [gone(key) for key in self._allocator.lapse(now)]
+        lapsed = self._allocator.lapse(now)
+        for key in lapsed:
+            self._next_turns.released(key)
+        return [gone(key) for key in lapsed]
 
     def inventory(self) -> list[Stored]:
         """Lists the pool's content, including reservations, and empties the tree: nothing is a candidate until it is
@@ -126,6 +139,8 @@ class Pool:
             allocator.num_spare_blocks,
             allocator.num_kept_blocks,
             allocator.num_shared_blocks,
+            allocator.num_promised_blocks,
+            self._next_turns.outcomes,
         )
 
     @property
@@ -160,6 +175,7 @@ class Pool:
         grant = self._allocator.reserve(
             reserve.key, reserve.num_tokens, deadline_s, reserve.hashes, reserve.is_optional
         )
+        self._next_turns.reserved(reserve, grant and grant.num_found, now)
         if grant is None:
             return [Reserved(reserve.key, None, number=reserve.number)]
         self._no_candidate(reserve.key)
@@ -175,7 +191,9 @@ class Pool:
         self._groups.discard(commit.key)
         if not self._allocator.commit(commit.key, commit.num_tokens):
             self._allocator.release(commit.key)
+            self._next_turns.released(commit.key)
             return [gone(commit.key)]
+        self._next_turns.committed(commit.key)
         if commit.is_candidate:
             self._tree.insert(commit.key, commit.num_tokens, commit.due_s, now)
             self._groups.add(commit.key, commit.prefix_group)

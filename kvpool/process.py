@@ -35,6 +35,7 @@ class PoolProcessConfig:
     log: LogConfig = field(default_factory=LogConfig)
     # See PoolConfig.
     span: KvSpan | None = None
+    promised_share: float = PoolConfig.promised_share
 
 
 class PoolProcess:
@@ -58,7 +59,7 @@ class PoolProcess:
             Segment.unlink(segment.name)
 
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
-        config = PoolConfig(span=self._config.span)
+        config = PoolConfig(span=self._config.span, promised_share=self._config.promised_share)
         pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), config)
         shell = PoolShell(pool, lambda message: connection.send(message), lambda: connection.is_up)
         connection = RouterConnection(

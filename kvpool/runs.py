@@ -32,6 +32,9 @@ class Run:
     num_next: int = 0
     # When a request that listed it was last used.
     last_used: int = 0
+    # Until when it is promised to the next turn of a chat (`promises.py`), and the owner of that; 0: it is not.
+    promised_until: float = 0.0
+    owner: str = ""
 
     @property
     def end(self) -> int:

@@ -29,8 +29,14 @@ class PoolClient:
     def reserve(self, state: RequestState, num_tokens: int) -> None:
         self._number += 1
         state.reserve_number = self._number
-        hashes = self._hashes_of(state)
-        self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number, hashes))
+        request, hashes = state.request, self._hashes_of(state)
+        follows = "tool" if request.brings_results else "user" if request.awaits else ""
+        owner = request.owner if follows else ""
+        self.send(
+            Reserve(
+                state.key, num_tokens, request.request_id, self._number, hashes, owner=owner, follows=follows
+            )
+        )
 
     def reserve_answer(self, state: RequestState) -> bool:
         """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
@@ -56,6 +62,8 @@ class PoolClient:
                 self._number,
                 [*prompt, *answer],
                 is_optional=True,
+                awaits=state.request.awaits,
+                owner=state.request.owner,
             )
         )
         return True

@@ -122,7 +122,8 @@ def _sharing(router: Router) -> dict[str, int]:
 def _process_status(
     router: Router, hello: Hello, pool_use: PoolUse | None, usage_of: UsageOf
 ) -> ProcessStatus:
-    name, is_pool = hello.instance_id, hello.role == "kvpool"
+    name = hello.instance_id
+    use = pool_use if pool_use and hello.role == "kvpool" else PoolUse(0, 0)
     # A gateway may run on another host. It reads its own.
     usage = (None if hello.role == "gateway" else usage_of(hello.pid)) or Usage()
     return ProcessStatus(
@@ -138,8 +139,10 @@ def _process_status(
         started_s=hello.started_s,
         cpu_s=usage.cpu_s,
         resident_bytes=usage.resident_bytes,
-        num_kept_blocks=pool_use.num_kept_blocks if is_pool and pool_use else 0,
-        num_shared_blocks=pool_use.num_shared_blocks if is_pool and pool_use else 0,
+        num_kept_blocks=use.num_kept_blocks,
+        num_shared_blocks=use.num_shared_blocks,
+        num_promised_blocks=use.num_promised_blocks,
+        promises=use.promises,
     )
 
 

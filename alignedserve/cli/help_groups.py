@@ -71,7 +71,14 @@ SERVE = (
         "memory",
         "Memory",
         (*_MEMORY.main, "pool_memory_bytes"),
-        ("pool_kv_dtype", "verify_blocks", *_MEMORY.others, "share_blocks", "preemption_mode"),
+        (
+            "pool_kv_dtype",
+            "pool_promised_share",
+            "verify_blocks",
+            *_MEMORY.others,
+            "share_blocks",
+            "preemption_mode",
+        ),
     ),
     OptionGroup(
         "instances",

@@ -126,8 +126,8 @@ class Prompts:
             self.prefix_cache.spoilt(prefix)
 
     def distrust(self, hashes: Sequence[bytes], num_right: int) -> None:
-        """Stops sharing the blocks with these hashes behind the first `num_right`, and what running requests compute from
-        them: the KV may be wrong."""
+        """Stops sharing the blocks with these hashes behind the first `num_right`, because their KV may be wrong. Does
+        the same with what running requests compute from them."""
         for prefix in self._prefixes.values():
             if prefix.block_hashes[num_right : num_right + 1] == [hashes[num_right]]:
                 self.prefix_cache.spoilt(prefix)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_verify_blocks
+from alignedserve.protocol.messages import MAX_PROMISED_SHARE
 from alignedserve.store.homes import parse_place
 
 MAX_GATEWAYS = 64
@@ -41,6 +42,11 @@ class LaunchConfig:
         float,
         "share of the KV blocks loaded from the pool that are compared with checksums of what was saved; 0 is none",
     ] = 0.0
+    pool_promised_share: Annotated[
+        float,
+        "maximum share of the KV pool that is promised to the next turns of one API key's chats, up to 0.5; 0 promises "
+        "none",
+    ] = 0.25
     address: Annotated[
         str | None, "address of a Ray cluster; its nodes become islands [default: this machine alone]"
     ] = None
@@ -82,6 +88,10 @@ class LaunchConfig:
                 f"pool_kv_dtype={self.pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}"
             )
         check_verify_blocks(self.verify_blocks)
+        if not 0.0 <= self.pool_promised_share <= MAX_PROMISED_SHARE:
+            raise ValueError(
+                f"pool_promised_share={self.pool_promised_share}: must be from 0 to {MAX_PROMISED_SHARE}"
+            )
         _check_place(self.files_at)
         for name in apart:
             if self.colocated_instances is not None and getattr(self, name) is not None:

@@ -220,6 +220,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         num_pool_blocks,
         log,
         span=_span_where_it_decodes(settings, model),
+        promised_share=settings.launch.pool_promised_share,
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(

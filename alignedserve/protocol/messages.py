@@ -215,6 +215,13 @@ class Request(Message):
     adapter: str = ""
     # Whether a later prompt may well begin with this one and its answer, as the turns of a chat do.
     has_next_turn: bool = False
+    # The owner of its API key. What is promised to next turns is limited for each owner.
+    owner: str = ""
+    # What its next turn probably awaits, so that the pool promises it the KV: "tool" if it offers tools, "user" if it
+    # only names a session; empty: nothing is promised.
+    awaits: str = ""
+    # Whether the prompt has the results of tools behind an earlier answer.
+    brings_results: bool = False
 
     @property
     def is_embedding(self) -> bool:
@@ -329,6 +336,12 @@ class Reserve(Message):
     hashes: list[bytes] = []
     # Whether it may take no other request's KV, not even a spare.
     is_optional: bool = False
+    # For a complete answer, see Request: what its next turn awaits.
+    awaits: str = ""
+    # See Request. Empty if nothing is awaited or follows.
+    owner: str = ""
+    # For a prompt that may be a next turn: what it has behind the answer before it, "tool" or "user". Empty: unknown.
+    follows: str = ""
 
 
 class Reserved(Message):
@@ -643,6 +656,10 @@ class Failed(Message):
 # ---- about the cluster itself; between gateways, the launcher, and the router's shell --------------------------------
 
 
+# The share of the pool's blocks that is promised at most to the next turns of all chats.
+MAX_PROMISED_SHARE = 0.5
+
+
 class PoolUse(Message):
     """A pool sends it when its use has changed."""
 
@@ -653,6 +670,9 @@ class PoolUse(Message):
     num_kept_blocks: int = 0
     # Blocks that several requests list.
     num_shared_blocks: int = 0
+    # The kept ones that are promised to next turns, and what became of promises: see ReturnTimes.
+    num_promised_blocks: int = 0
+    promises: dict[str, int] = {}
 
 
 class AskCluster(Message):
@@ -732,6 +752,8 @@ class ProcessStatus(Message):
     # A pool's: see PoolUse. Kept blocks count as free.
     num_kept_blocks: int = 0
     num_shared_blocks: int = 0
+    num_promised_blocks: int = 0
+    promises: dict[str, int] = {}
 
 
 class Cluster(Message):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.protocol.messages import DECODE, PREFILL, InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
@@ -45,6 +46,8 @@ class IslandConfig:
     staging_share: float = 0.5
     # Whether prompts are distinguished by their tokens, so that equal prefixes share KV.
     enable_prefix_caching: bool = False
+    # See PoolConfig.
+    promised_share: float = PoolConfig.promised_share
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
     overhead: Overhead = NO_OVERHEAD
@@ -93,6 +96,7 @@ class SimIsland:
                 tile_tokens=config.decode.tile_tokens,
             ),
             config.decode.decode_span,
+            config.promised_share,
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]

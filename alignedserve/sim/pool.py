@@ -26,11 +26,13 @@ class SimPool(SimProcess):
         instance_id: InstanceId,
         limits: InstanceLimits,
         span: KvSpan,
+        promised_share: float = PoolConfig.promised_share,
     ) -> None:
         """`limits`: counts whole columns. `span`: the blocks of a request at a decode instance."""
         super().__init__(world, instance_id)
         self._limits = limits
         self._span = span
+        self._promised_share = promised_share
         self._num_segments = 0
         self.segment = self._new_segment()
 
@@ -56,7 +58,8 @@ class SimPool(SimProcess):
 
     def begin(self) -> PoolShell:
         """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
-        config = PoolConfig(span=self._span if self._span.window else None)
+        span = self._span if self._span.window else None
+        config = PoolConfig(span=span, promised_share=self._promised_share)
         self.core = Pool(self.segment.owners, self._limits.block_size, self.now(), config)
         self._shell = PoolShell(self.core, self.send, lambda: self._link.is_up, self.now)
         self.after(TICK_S, self._tick)

@@ -57,6 +57,9 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
         pooling=arrive.pooling,
         adapter=arrive.adapter,
         has_next_turn=arrive.window_s is None,
+        owner=arrive.salt,
+        awaits=("", "tool", "user")[arrive.key % 3],
+        brings_results=arrive.earlier is not None and arrive.key % 2 == 0,
     )
 
 

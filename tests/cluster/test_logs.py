@@ -29,7 +29,13 @@ def lines_of_a_call(tiny_model: Directory, directory: Path, level: str) -> Lines
 
     async def scenario() -> None:
         async with opened(processes, PREFILLS[0], DECODES[0]) as house:
-            body = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, "user": "somebody"}
+            body = {
+                "prompt": PROMPT,
+                "max_tokens": 8,
+                "ignore_eos": True,
+                "user": "somebody",
+                "session": "somebody's",
+            }
             answer = await house.http.post("/v1/completions", json=body, headers=CALL)
             assert answer.status_code == 200, answer.text
             await house.until_empty()

@@ -62,7 +62,9 @@ class PoolStates(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.pool = Pool(self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1))
+        self.pool = Pool(
+            self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1, promised_share=0.5)
+        )
 
     @property
     def listed(self) -> set[int]:
@@ -162,6 +164,13 @@ class PoolStates(RuleBasedStateMachine):
         prompts = [prompt_hashes(RequestKey(each)) for each in range(1, len(PROMPTS))]
         gone = [each for prompt in prompts if wrong and wrong[0] in prompt for each in prompt[num_right:]]
         assert {*self.known} == before.difference(gone)
+
+    @rule(key=KEYS, seconds=st.integers(1, 9), owner=st.sampled_from("ab"))
+    def promise(self, key: RequestKey, seconds: int, owner: str) -> None:
+        hashes, num_known = prompt_hashes(key), len(self.known)
+        was_taken = self.pool._allocator.promise(hashes, owner, self.now + seconds)
+        assert not was_taken or self.known.keys() >= {*hashes}
+        assert len(self.known) == num_known and self.pool.use.num_promised_blocks <= NUM_BLOCKS // 2
 
     @rule(max_blocks=COUNTS, min_requests=st.integers(0, 5), max_requests=st.integers(0, 5))
     def form_batch(self, max_blocks: int, min_requests: int, max_requests: int) -> None:

@@ -80,6 +80,19 @@ def is_gone_after_commit(script: Script, num_tokens: int) -> None:
     script.router.check_idle()
 
 
+def test_the_pool_is_told_what_the_next_turn_awaits_and_what_a_prompt_brings() -> None:
+    script = script_of()
+    running(script, awaits="tool", owner="mine")
+    _, (_, reserve) = end(script)
+    assert isinstance(reserve, Reserve) and (reserve.awaits, reserve.owner) == ("tool", "mine")
+    kinds = (("", False, ""), ("user", False, "user"), ("tool", True, "tool"))
+    for number, (awaits, brings_results, follows) in enumerate(kinds, 2):
+        wanted = request(number, num_prompt=NUM_PROMPT)
+        script.say(GATEWAY, Submit(replace(wanted, awaits=awaits, brings_results=brings_results)))
+        asked = script.take_one(Reserve, POOL)
+        assert (asked.follows, asked.awaits, asked.owner) == (follows, "", "")
+
+
 def test_the_pool_gets_what_it_lacks_and_keeps_it_without_the_request() -> None:
     script = script_of()
     running(script)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Request
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request, sample
+from alignedserve.types import RequestKey
 from tests.sim.islands import BLOCK_SIZE, every_policy, limits, play, small_island
 
 NUM_OUTPUT = 50
@@ -77,6 +78,34 @@ def test_an_answer_without_a_next_turn_is_not_kept() -> None:
     turns = chat(1, has_next_turn=False)
     island = play(small_island(enable_prefix_caching=True), turns)
     assert num_computed(island)[turns[-1].key] > NUM_NEW + NUM_OUTPUT + 2 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize(("promised_share", "num_found"), [(0.0, 0), (0.25, 64), (0.05, 0)])
+def test_a_tool_s_result_finds_the_chat_in_a_flooded_pool(promised_share: float, num_found: int) -> None:
+    # The first turn has 79 tokens with KV.
+    before, after = chat(1, num_turns=2)
+    before = replace(before, awaits="tool", owner="mine")
+    after = replace(after, brings_results=True, arrival_s=9.0)
+    flood = [replace(chat(number, num_turns=1)[0], arrival_s=3.0 + number / 8) for number in range(2, 26)]
+    # Others with the same words find nothing of it, and take nothing from it.
+    theirs = [
+        replace(each, key=RequestKey(each.key + 10_000), cache_salt="theirs", owner="theirs", arrival_s=2.0)
+        for each in (before, after)
+    ]
+    options: dict[str, Any] = {"num_prefill": 1, "num_decode": 1, "promised_share": promised_share}
+    island = small_island(enable_prefix_caching=True, pool_blocks=48, **options)
+    forget_at(island, 8.0)
+    play(island, [before, *theirs, *flood, after])
+    computed = num_computed(island)
+    assert computed[after.key] == len(after.prompt) + NUM_OUTPUT - 1 - num_found
+    assert computed[theirs[0].key] == len(before.prompt) + NUM_OUTPUT - 1
+
+
+def forget_at(island: SimIsland, time_s: float) -> None:
+    """The instances lose what they have."""
+    for process in (*island.prefills, *island.decodes):
+        island.world.clock.at(time_s, process.kill)
+        island.world.clock.at(time_s + 0.1, process.start)
 
 
 def test_a_pool_with_hardly_any_room_changes_no_token() -> None:

@@ -36,7 +36,7 @@ class GivenTool(BodyFields):
     # Whether a stream has the call's arguments as the model writes them, before they are known to be JSON. None: a
     # header of the request decides (routes.py).
     eager_input_streaming: bool | None = None
-    # Accepted without effect: KV is reused wherever prompts share a prefix.
+    # See `CountTokensBody.will_continue`. KV is reused wherever prompts share a prefix.
     cache_control: dict[str, Any] | None = None
 
 
@@ -92,6 +92,7 @@ class CountTokensBody(AnyChatBody):
     stop_sequences: list[str] | None = None
     # Accepted without effect.
     metadata: Metadata | None = None
+    # See `will_continue`.
     cache_control: dict[str, Any] | None = None
     # A conversation that Anthropic's servers store, so that calls have only the last messages. Refused from its first
     # call on: an answer to the last messages alone would be wrong.
@@ -99,6 +100,14 @@ class CountTokensBody(AnyChatBody):
     # Edits of the conversation. A summary is refused. Edits that leave something out are ignored: the prompt has the
     # whole conversation.
     context_management: Any = None
+
+    @property
+    def will_continue(self) -> bool:
+        """Also true if anything is marked for the cache."""
+        said = [self.system, *(message.content for message in self.messages)]
+        blocks = (block for content in said if isinstance(content, list) for block in content)
+        marks = [self.cache_control, *(tool.cache_control for tool in self.tools or ())]
+        return super().will_continue or any(marks) or any(block.get("cache_control") for block in blocks)
 
     @property
     def names(self) -> Mapping[str, str]:

@@ -17,6 +17,8 @@ from alignedserve.types import InvalidRequest
 
 # Longest `cache_salt`, in characters: more than any digest or key has.
 MAX_SALT_CHARS = 256
+# Longest `session`, in characters.
+MAX_SESSION_CHARS = 256
 # Only the first error is reported, and collecting the errors of many wrong items would take time.
 FIRST_ERROR: Any = Field(fail_fast=True)
 _STRUCTURED = "; use structured_outputs"
@@ -72,6 +74,13 @@ class GenerationBody(BodyFields):
     slo: Slo | None = None
     # vLLM's field: KV is reused only between prompts with the same salt.
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    # The name of a chat that will continue.
+    session: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
+
+    @property
+    def will_continue(self) -> bool:
+        """Whether the client has announced a next turn. Which chat it belongs to is found by its content."""
+        return self.session is not None
 
     @contextmanager
     def naming(self) -> Iterator[None]:

@@ -167,11 +167,25 @@ def chat_fields(
     reading = msgspec.structs.replace(tooling.reading, thinking=thinking)
     if body.separate_reasoning is False:
         reading = _with_tags(reading, has_tools=bool(chat.tools))
-    return fields_of(body, [prompt], params, structure_name, model) | {
+    found = fields_of(body, [prompt], params, structure_name, model)
+    return found | {
+        "awaits": "tool" if chat.tools else found["awaits"],
+        "brings_results": _brings_results(chat.messages),
         "reading": reading,
         "shows_reasoning": body.include_reasoning is not False,
         "ignored": ignored,
     }
+
+
+def _brings_results(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether there are results of tools behind the last answer."""
+    for message in reversed(messages):
+        match message.get("role"):
+            case "tool":
+                return True
+            case "assistant":
+                return False
+    return False
 
 
 def count_prompt(body: AnyChatBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:

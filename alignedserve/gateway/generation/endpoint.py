@@ -100,6 +100,9 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
     gives_output: bool = True
     # Whether the stream reports the progress of the prompt.
     reports_progress: bool = False
+    # See messages.Request.
+    awaits: str = ""
+    brings_results: bool = False
 
     async def whole(
         self, runner: CallRunner, service: Service, owner: str
@@ -202,6 +205,7 @@ def fields_of(
         "tbt_ms": body.slo.tbt_ms if body.slo else None,
         "cache_salt": body.cache_salt or "",
         "adapter": model.adapter_of(body.model),
+        "awaits": "user" if body.will_continue else "",
     }
 
 

@@ -135,6 +135,9 @@ class Generation:
     cache_salt: str = ""
     reports_progress: bool = False
     adapter: str = ""
+    owner: str = ""
+    awaits: str = ""
+    brings_results: bool = False
     _choices: list[_OpenChoice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -208,6 +211,9 @@ class Generation:
             adapter=self.adapter,
             # Lines of jobs have a deadline.
             has_next_turn=self.service.deadline_s is None,
+            owner=self.owner,
+            awaits=self.awaits,
+            brings_results=self.brings_results,
         )
         self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)

@@ -84,6 +84,9 @@ class RequestBuilder:
             cache_salt=salt_of(owner, call.cache_salt),
             reports_progress=call.reports_progress,
             adapter=call.adapter,
+            owner=owner,
+            awaits=call.awaits,
+            brings_results=call.brings_results,
         )
         answering = CallContext(model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)

@@ -103,7 +103,12 @@ class ChoicesBody(GenerationBody):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
+    # OpenAI's name of a chat, or of several.
     prompt_cache_key: str | None = None
+
+    @property
+    def will_continue(self) -> bool:
+        return super().will_continue or bool(self.prompt_cache_key)
 
     @property
     def structure_name(self) -> str:

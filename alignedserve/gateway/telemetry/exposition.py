@@ -366,19 +366,26 @@ def _pools(pools: Sequence[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
     """What prompts that begin alike have in common in the pool."""
     blocks = _gauge(
         "pool_blocks",
-        "Blocks that several requests list (shared), and those that none lists and prompts may find (kept).",
+        "Blocks that several requests list (shared), those that none lists and prompts may find (kept), and those of "
+        "the latter that are promised to the next turns of chats (promised).",
         *INSTANCE_LABELS,
         "state",
     )
     queries = _counter("pool_content_queries", "Tokens that were looked up in the pool.", *INSTANCE_LABELS)
     hits = _counter("pool_content_hits", "Tokens that were found in the pool.", *INSTANCE_LABELS)
+    promises = _counter(
+        "pool_promises", "Answers that were promised to next turns.", *INSTANCE_LABELS, "outcome"
+    )
     for island, process in pools:
         labels = [island, process.role, process.instance_id]
         blocks.add_metric([*labels, "shared"], process.num_shared_blocks)
         blocks.add_metric([*labels, "kept"], process.num_kept_blocks)
+        blocks.add_metric([*labels, "promised"], process.num_promised_blocks)
+        for outcome in ("kept", "broken", "expired", "refused"):
+            promises.add_metric([*labels, outcome], process.promises.get(outcome, 0))
         queries.add_metric(labels, process.stats.num_asked_tokens)
         hits.add_metric(labels, process.stats.num_found_tokens)
-    yield from (blocks, queries, hits)
+    yield from (blocks, queries, hits, promises)
 
 
 INSTANCE_ROLES = ("prefill", "decode", "colocated")

@@ -106,6 +106,8 @@ class KnowingRouter(ScriptedRouter):
                 stats=InstanceStats(num_asked_tokens=500, num_found_tokens=200),
                 num_kept_blocks=3,
                 num_shared_blocks=2,
+                num_promised_blocks=2,
+                promises={"kept": 7, "expired": 1},
             ),
             msgspec.structs.replace(process_status("prefill"), stats=prefill),
             msgspec.structs.replace(process_status("decode"), stats=decode),
@@ -159,6 +161,10 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"pool_content_hits_total{{{pool}}}"] == 200
             assert found[f'pool_blocks{{{pool},state="shared"}}'] == 2
             assert found[f'pool_blocks{{{pool},state="kept"}}'] == 3
+            assert found[f'pool_blocks{{{pool},state="promised"}}'] == 2
+            for outcome, count in (("kept", 7), ("broken", 0), ("expired", 1), ("refused", 0)):
+                labels = f'instance="kvpool-0",island="0",outcome="{outcome}",role="kvpool"'
+                assert found[f"pool_promises_total{{{labels}}}"] == count
             load = '{instance="decode-0",island="0",role="decode",transfer="load"}'
             assert found[f"kv_transfer_bytes_total{load}"] == 4096
             assert found[f"kv_transfer_seconds_total{load}"] == 0.5

@@ -88,8 +88,14 @@ class ResponseBody(AnyChatBody):
     max_tool_calls: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    # OpenAI's name of a chat, or of several.
+    prompt_cache_key: str | None = None
+
+    @property
+    def will_continue(self) -> bool:
+        is_next = self.previous_response_id is not None or self.conversation is not None
+        return super().will_continue or is_next or bool(self.prompt_cache_key)
 
     @property
     def conversation_id(self) -> str | None:

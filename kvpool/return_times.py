@@ -1,0 +1,91 @@
+"""How long after an answer the next turn of its chat comes. An answer that called a tool is followed by the tool's
+result, and any other one by a person.
+
+Answers are recognised by the hash of their last block, which the next turn's prompt has too. An answer is remembered
+even if the pool has dropped it, because times would otherwise be learned from early turns only. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+# What an answer awaits, and the seconds that are assumed until a few of these waits have ended.
+PRIOR_S = {"tool": 10.0, "user": 30.0}
+FEW = 8
+# The number of last waits that count, and the share of them that a promise should outlast.
+NUM_WAITS = 128
+SHARE = 0.9
+# Bounds of a promise in seconds.
+MIN_S, MAX_S = 0.1, 120.0
+# The most answers, and the most owners with waits, that are remembered.
+MAX_ANSWERS = 1 << 14
+MAX_OWNERS = 1 << 10
+
+
+@dataclass(slots=True)
+class EndedAnswer:
+    ended_s: float
+    # Blocks up to its end.
+    num_blocks: int
+    # 0: it is promised no more.
+    promised_until: float = 0.0
+
+
+class ReturnTimes:
+    def __init__(self) -> None:
+        # By owner and by what was awaited, so that no key's calls change what another key is promised. Those seen last
+        # come last.
+        self._waits_s: dict[tuple[str, str], deque[float]] = {}
+        # By the hashes of their last blocks, the first one to end first.
+        self._answers: dict[bytes, EndedAnswer] = {}
+        # When promises end, and the hashes of their answers.
+        self._due: list[tuple[float, bytes]] = []
+        # Promises by what became of them. "kept": the next turn came in time and found all. "broken": it came in time,
+        # but running requests had needed the room. "expired": it did not come in time. "refused": a limit was reached.
+        self.outcomes: Counter[str] = Counter()
+
+    def wait_s(self, owner: str, awaits: str) -> float:
+        """Returns how long the owner's next turn will probably take at most."""
+        waits_s = sorted(self._waits_s.get((owner, awaits), ()))
+        if len(waits_s) < FEW:
+            return PRIOR_S[awaits]
+        return min(max(waits_s[math.ceil(SHARE * len(waits_s)) - 1], MIN_S), MAX_S)
+
+    def ended(self, hashes: Sequence[bytes], now: float) -> None:
+        """Remembers an answer. `hashes` are those of all blocks up to its end."""
+        self._answers.pop(hashes[-1], None)
+        self._answers[hashes[-1]] = EndedAnswer(now, len(hashes))
+        if len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+
+    def promised(self, last: bytes, until: float) -> None:
+        """Notes that the answer's blocks are promised."""
+        if answer := self._answers.get(last):
+            answer.promised_until = until
+            heappush(self._due, (until, last))
+
+    def came(self, hashes: Sequence[bytes], owner: str, follows: str, num_found: int, now: float) -> None:
+        """Learns from an owner's prompt, of which `num_found` blocks were found. `follows`: what it has behind an
+        earlier answer."""
+        last = next((each for each in reversed(hashes) if each in self._answers), None)
+        if last is None:
+            return
+        answer = self._answers.pop(last)
+        waits_s = self._waits_s.pop((owner, follows), None) or deque[float](maxlen=NUM_WAITS)
+        waits_s.append(now - answer.ended_s)
+        self._waits_s[owner, follows] = waits_s
+        if len(self._waits_s) > MAX_OWNERS:
+            del self._waits_s[next(iter(self._waits_s))]
+        if answer.promised_until:
+            in_time = "kept" if num_found >= answer.num_blocks else "broken"
+            self.outcomes[in_time if now < answer.promised_until else "expired"] += 1
+
+    def expire(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            until, last = heappop(self._due)
+            if (answer := self._answers.get(last)) and answer.promised_until == until:
+                answer.promised_until = 0.0
+                self.outcomes["expired"] += 1
