@@ -115,7 +115,8 @@ class Inputs:
         head_dim: int,
         max_layers: int = MAX_LAYERS,
     ) -> None:
-        from alignedserve.kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
+        from alignedserve.kernels.triton.decode_attention import DecodeScratch, decode_tuning
+        from alignedserve.kernels.triton.paged_attention import PagedStep
 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.lengths, self.scale = lengths, head_dim**-0.5
