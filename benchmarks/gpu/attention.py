@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -33,6 +34,8 @@ MIXES = {
     "1 x 1K": [1024],
     "128 x 512": [512] * 128,
 }
+# Sequences, tokens that they have in common, and tokens of their own.
+SHARED = (64, 4096, 128)
 AIM_EVEN, AIM_SKEWED = 0.85, 0.75
 BLOCK_SIZE = 16
 # Bytes of all layers together: several times the size of the cache.
@@ -51,6 +54,7 @@ def num_layers(num_bytes: int, max_layers: int = MAX_LAYERS) -> int:
 
 
 def run(bench: Bench) -> None:
+    bench.case("64 behind 4,096 common tokens", measure_shared, bench, needs_s=8.0)
     for mix, lengths in MIXES.items():
         if bench.options.is_tiny:
             lengths = [max(1, length // 256) for length in lengths[-3:]]
@@ -87,6 +91,31 @@ def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
     }
 
 
+def measure_shared(bench: Bench) -> Row:
+    """Compares `balanced`, in which each sequence reads all of its keys, with `shared`."""
+    num_seqs, num_common, num_own = SHARED if not bench.options.is_tiny else (3, 512, 9)
+    heads = (32, 8, 128) if not bench.options.is_tiny else (4, 2, 64)
+    lengths = [num_common + num_own] * num_seqs
+    state = Inputs(
+        bench.device, lengths, *heads, max_layers=bench.pick(MAX_LAYERS, 2), num_common=num_common
+    )
+    num_bytes = kv_bytes([num_common + num_seqs * num_own], heads[1], heads[2], state.cache.element_size())
+    alone_s = statistics.median(chained_seconds(bench, state.kernels()["balanced"]))
+    token_bytes = kv_bytes([1], heads[1], heads[2], state.cache.element_size())
+    # Tiny sequences save too little.
+    shared_calls = state.shared_calls(token_bytes if not bench.options.is_tiny else 1 << 20)
+    shared_s = statistics.median(chained_seconds(bench, shared_calls))
+    error = state.error(shared_calls[0])
+    return {
+        "num_bytes": num_bytes,
+        "alone_s": alone_s,
+        "shared_s": shared_s,
+        "copied_share": num_bytes / shared_s / ceiling(bench, "copy_bytes_per_s"),
+        "error_of_shared": error,
+        "summary": f"balanced {alone_s * 1e6:.1f} us, shared {shared_s * 1e6:.1f} us, error {error:.1e}",
+    }
+
+
 def chained_seconds(bench: Bench, calls: Sequence[Callable[[], Any]]) -> list[float]:
     """Returns the seconds per call, measured over all calls one after the other in a graph."""
     for call in calls[:2]:
@@ -114,7 +143,9 @@ class Inputs:
         num_kv_heads: int,
         head_dim: int,
         max_layers: int = MAX_LAYERS,
+        num_common: int = 0,
     ) -> None:
+        """`num_common`: leading tokens that all sequences have in common."""
         from alignedserve.kernels.triton.decode_attention import DecodeScratch, decode_tuning
         from alignedserve.kernels.triton.paged_attention import PagedStep
 
@@ -130,6 +161,8 @@ class Inputs:
         table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
         for seq, blocks in enumerate(ids):
             table[seq, : len(blocks)] = blocks
+        table[:, : num_common // BLOCK_SIZE] = table[0, : num_common // BLOCK_SIZE]
+        self._host_table = table.numpy()
 
         def ints(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
@@ -144,11 +177,11 @@ class Inputs:
         self.q = torch.randn(len(lengths), num_heads, head_dim, device=device).to(dtype)
         self.out = torch.empty_like(self.q)
         self.tuning = decode_tuning(num_heads // num_kv_heads, head_dim, self.cache.element_size())
-        num_sms = (
+        self._num_sms = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
         )
         self.scratch = DecodeScratch(
-            num_heads, num_kv_heads, head_dim, len(lengths), num_sms, device, self.tuning
+            num_heads, num_kv_heads, head_dim, len(lengths), self._num_sms, device, self.tuning
         )
         self.plan = self.scratch.new_plan()
         self.scratch.make_plan(self.plan, self.step, num_kv_heads, None)
@@ -167,11 +200,43 @@ class Inputs:
             found["copy"] = self._copies()
         return found
 
-    def error(self) -> float:
+    def shared_calls(self, token_bytes: int) -> list[Callable[[], Any]]:
+        """Returns calls like those of `balanced`, which read common keys once. Makes their plans. `token_bytes`: of K
+        and V, by which the plan judges whether reading once pays."""
+        from alignedserve.kernels.triton.decode_attention import balanced_attention
+        from alignedserve.kernels.triton.shared_attention import Shared, SharedScratch, shared_tuning
+        from alignedserve.kernels.triton.shared_plan import SharedForm, SharedPlan
+
+        num_seqs, num_heads, head_dim = self.q.shape
+        num_kv_heads, device = self.cache.shape[3], self.q.device
+        tuning = shared_tuning(head_dim, self.q.element_size())
+        scratch = SharedScratch(num_heads, head_dim, num_seqs, self._num_sms, device, tuning)
+        heads = num_heads // num_kv_heads
+        form = SharedForm(num_kv_heads, tuning.rows, heads, BLOCK_SIZE, tuning.tile, None, token_bytes)
+        shared = Shared(SharedPlan(form, num_seqs, scratch.num_programs, device), scratch)
+        starts, ends = np.arange(num_seqs + 1, dtype=np.int32), np.array(self.lengths, dtype=np.int32) - 1
+        table, columns = self._host_table, self._host_table.shape[1]
+        shared.plan.fill(starts, ends, np.zeros_like(ends), table, columns, num_seqs)
+        shared.plan.upload()
+        if not int(shared.plan.header[2]):
+            raise RuntimeError("the plan shares nothing")
+        plan = self.scratch.new_plan()
+        self.scratch.make_plan(plan, self.step, num_kv_heads, None, shared)
+
+        def call(layer: int) -> None:
+            balanced_attention(
+                *(self.q, self.cache[:, layer], self.step, plan, self.scratch, self.scale, None, self.out),
+                shared=shared,
+            )
+
+        return [partial(call, layer) for layer in range(self.layers)]
+
+    def error(self, call: Callable[[], Any] | None = None) -> float:
+        """Returns the error of a call for the first layer, which is `balanced` by default."""
         from alignedserve.kernels.triton.decode_attention import decode_attention_torch
 
         self.out.fill_(float("nan"))
-        self._balanced(0)
+        (call or partial(self._balanced, 0))()
         expected = decode_attention_torch(self.q, self.cache[:, 0], self.step, self.scale, None)
         return float((self.out.double() - expected).norm() / expected.norm())
 

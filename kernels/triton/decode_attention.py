@@ -54,9 +54,8 @@ def decode_tuning(
     """Returns the fastest tuning on an H200. Wide heads were not measured; for them it returns one that fits.
     `element_bytes`: bytes per value of q. An 8-bit cache and `is_shared` (shared_attention.py) were not measured."""
     if element_bytes > 2 and (is_coded or is_shared):
-        # Values widened to float32 are held in registers.
-        tile = 8 if head_dim > 128 else 16
-        return Tuning(tile=tile, num_warps=8, num_stages=2, programs_per_sm=2)
+        # Values widened to float32, or parts that are added, are held in registers. A product takes 16 keys or more.
+        return Tuning(tile=16, num_warps=8, num_stages=2, programs_per_sm=2)
     if head_dim > 128:
         return Tuning(tile=64 // element_bytes, num_warps=4, num_stages=2, programs_per_sm=2)
     if element_bytes > 2:

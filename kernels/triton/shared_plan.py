@@ -52,9 +52,6 @@ class SharedForm:
     window: int | None
     # Bytes of a token's K and V for all heads.
     token_bytes: int
-    # Less only in tests.
-    min_saved_per_row: int = MIN_SAVED_PER_ROW
-    min_saved_bytes: int = MIN_SAVED_BYTES
 
     @property
     def max_rows(self) -> int:
@@ -67,8 +64,8 @@ class SharedForm:
             self.tile,
             self.window or 0,
             self.max_rows,
-            self.min_saved_per_row,
-            -(-self.min_saved_bytes // self.token_bytes),
+            MIN_SAVED_PER_ROW,
+            -(-MIN_SAVED_BYTES // self.token_bytes),
         )
 
 
