@@ -1,7 +1,8 @@
 """Which keys the decoding sequences of a step have in common, on a GPU (kernels/triton/shared_plan.py).
 
-Block tables are on the host when a step is committed, so the plans are made there. They are sent with the step's inputs,
-also within CUDA graphs. A layer asks for its plan when it is first called, so the first step of all shares nothing.
+Block tables are on the host when a step is committed, so the plans are made there. They are sent with the step's
+inputs, also within CUDA graphs. A layer asks for its plan when it is first called, so the first step of all shares
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SharedPlans:
         self._plans: dict[_Key, SharedPlan] = {}
 
     def of_layer(self, spec: AttentionSpec, group: int, element_bytes: int) -> Shared | None:
-        """Returns None if the heads of two sequences don't fit into a program. `element_bytes`: bytes per value of q."""
+        """Returns None if the heads of two sequences don't fit into a program. `element_bytes`: of a value of q."""
         tuning = shared_tuning(spec.head_dim, element_bytes)
         _, _, _, num_kv_heads, block_size, row = self._cache.shape
         form = SharedForm(

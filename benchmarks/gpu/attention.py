@@ -96,9 +96,7 @@ def measure_shared(bench: Bench) -> Row:
     num_seqs, num_common, num_own = SHARED if not bench.options.is_tiny else (3, 512, 9)
     heads = (32, 8, 128) if not bench.options.is_tiny else (4, 2, 64)
     lengths = [num_common + num_own] * num_seqs
-    state = Inputs(
-        bench.device, lengths, *heads, max_layers=bench.pick(MAX_LAYERS, 2), num_common=num_common
-    )
+    state = Inputs(bench.device, lengths, *heads, max_layers=bench.pick(MAX_LAYERS, 2), num_common=num_common)
     num_bytes = kv_bytes([num_common + num_seqs * num_own], heads[1], heads[2], state.cache.element_size())
     alone_s = statistics.median(chained_seconds(bench, state.kernels()["balanced"]))
     token_bytes = kv_bytes([1], heads[1], heads[2], state.cache.element_size())

@@ -38,6 +38,7 @@ from alignedserve.kernels.triton.paged_attention import (
 )
 from alignedserve.kernels.triton.shared_attention import Shared, add_shared, shared_attention
 
+
 @dataclass(frozen=True)
 class Tuning:
     """How a kernel is divided for the device. Measured on an H200: see benchmarks/gpu/attention.py."""

@@ -137,7 +137,14 @@ def make_plan_torch(
     per_program = max(-(-total // num_programs), MIN_KEYS_PER_PROGRAM // tile, 1)
     seqs = torch.nonzero(num_tiles).flatten()
     records = torch.zeros(len(length), RECORD, dtype=torch.long)
-    columns = [seqs, (ends - num_tiles)[seqs], num_tiles[seqs], length[seqs], query_start.long()[seqs], first_tile[seqs]]
+    columns = [
+        seqs,
+        (ends - num_tiles)[seqs],
+        num_tiles[seqs],
+        length[seqs],
+        query_start.long()[seqs],
+        first_tile[seqs],
+    ]
     records[: len(seqs), :6] = torch.stack(columns, dim=1)
     first_unit = torch.arange(num_programs) * per_program
     last_unit = (first_unit + per_program).clamp(max=total) - 1

@@ -142,7 +142,16 @@ def attend_to_tile(
 
 @triton.jit
 def leave_part(
-    parts, weights, num_part_rows, first_row, num_rows, acc, highest, total, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    parts,
+    weights,
+    num_part_rows,
+    first_row,
+    num_rows,
+    acc,
+    highest,
+    total,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Stores a part's first `num_rows` rows. `num_part_rows`: all rows of `parts`."""
     row = tl.arange(0, ROWS)
@@ -154,9 +163,7 @@ def leave_part(
 
 
 @triton.jit
-def add_parts(
-    acc, total, highest, parts, weights, num_part_rows, rows, mask, is_head, WIDTH: tl.constexpr
-):
+def add_parts(acc, total, highest, parts, weights, num_part_rows, rows, mask, is_head, WIDTH: tl.constexpr):
     """Adds several parts at once, so that their loads are issued together. `rows`, `mask`: [part, row]."""
     # Bypasses the multiprocessor's own cache, because other programs wrote the parts.
     part_highest = tl.load(weights + rows, mask=mask, other=float("-inf"), cache_modifier=".cg")

@@ -1,12 +1,12 @@
 """Attention to keys that decoding sequences have in common: each is read once for all rows of a task (shared_plan.py).
 
-A program stacks the query heads of up to `rows` / heads sequences as the rows of one matrix product. It reads a tile
-once, and keeps each row's maximum, sum and weighted values. A tile that only some of its rows have in common is masked
-for the others. What it has at the end of a task and head is a part (paged_attention.py). `balanced` attention then reads
+A program stacks the query heads of several sequences as the rows of one matrix product. It reads a tile once, and keeps
+each row's maximum, sum and weighted values. A tile that only some of its rows have in common is masked for the others.
+At the end of a task and head, it stores what it has as a part (paged_attention.py). `balanced` attention then reads
 each sequence's own keys, and adds the parts before it divides (`add_shared`).
 
-Grid: num_programs, fixed. q [tokens, num_heads, head_dim], and the same formats of KV as in decode_attention.py. Tiles
-have only whole blocks, so no key is masked. Sequences that fill their blocks from the end share nothing.
+Grid: num_programs, fixed. q [tokens, num_heads, head_dim], and the same formats of KV as in decode_attention.py.
+Sequences that fill their blocks from the end share nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,13 @@ class SharedScratch:
     """Parts, for one shape of attention. A task's parts have only the rows that it has."""
 
     def __init__(
-        self, num_heads: int, head_dim: int, max_seqs: int, num_sms: int, device: torch.device, tuning: SharedTuning
+        self,
+        num_heads: int,
+        head_dim: int,
+        max_seqs: int,
+        num_sms: int,
+        device: torch.device,
+        tuning: SharedTuning,
     ) -> None:
         self.tuning = tuning
         self.num_programs = num_sms * tuning.programs_per_sm
@@ -225,9 +231,7 @@ def _shared_kernel(
                 )
                 block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
         first = _first_part_row(program, first_row, num_rows, kv_head, HEADS, NUM_KV_HEADS, ROWS)
-        leave_part(
-            parts, weights, NUM_PART_ROWS, first, num_rows * HEADS, acc, highest, total, ROWS, WIDTH
-        )
+        leave_part(parts, weights, NUM_PART_ROWS, first, num_rows * HEADS, acc, highest, total, ROWS, WIDTH)
 
 
 @triton.jit

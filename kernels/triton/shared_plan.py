@@ -29,12 +29,13 @@ from alignedserve.kernels.triton.host_copy import receive
 
 # A task and a head are divided among at most this many programs, because each row adds up their parts.
 MAX_PARTS = 16
-# A part is written and read: with G query heads per KV head, that is 2 G keys' worth of memory traffic for each row.
-# With this many keys in each part, half of which a pair of rows saves, parts pay for up to 32 heads.
+# A part is written and read again. With G query heads per KV head, each row of it costs as many bytes as 2 G keys. Two
+# rows with this many keys in common save half of them each, so parts pay with up to 32 heads.
 MIN_KEYS_PER_PROGRAM = 256
-# A task has parts at both ends that are shorter, so it must save more than they cost.
+# Keys that a task must save on average. The parts at its two ends may be short, and this is what they cost with up to
+# 32 heads.
 MIN_SAVED_PER_ROW = 128
-# One more launch takes about 5 us, in which an H100 reads as many bytes as this. Not measured.
+# Bytes of KV that a layer must save. A launch more takes about 5 us, in which an H100 reads as much. Not measured.
 MIN_SAVED_BYTES = 16 << 20
 
 
@@ -72,7 +73,9 @@ class SharedForm:
 class SharedPlan:
     def __init__(self, form: SharedForm, max_seqs: int, num_programs: int, device: torch.device) -> None:
         if form.max_rows < 2:
-            raise ValueError(f"heads_per_kv={form.heads_per_kv}: two sequences need {2 * form.heads_per_kv} rows")
+            raise ValueError(
+                f"heads_per_kv={form.heads_per_kv}: two sequences need {2 * form.heads_per_kv} rows"
+            )
         self.form, self.num_programs, self._max_seqs = form, num_programs, max_seqs
         self._limits = form.limits()
         sizes = {
@@ -150,7 +153,7 @@ class SharedPlan:
         )
 
     def upload(self) -> None:
-        """Sends the plan to the device, on the current stream. It can be captured. The plan must not be made again until
-        it is sent."""
+        """Sends the plan to the device, on the current stream. This can be captured. The plan must not be made again
+        until it is sent."""
         if self._device.is_cuda:
             receive(self._host, self._device)

@@ -176,9 +176,11 @@ def test_plans_of_shared_keys_are_made_for_each_step_and_group(
     attention = CudaAttention(cache, step, "shared", groups)
     assert step.shared_plans is not None
     common, elsewhere = list(range(32)), list(range(32, 64))
-    # Of three decodes all have 128 tokens in common in the first group, and the last two in the second one.
+    # All three decodes have 128 tokens in common in the first group, and the last two in the second one.
     work = [
-        Chunk([0], 129 + seq, [*common, 64 + seq], other_groups=([*(elsewhere if seq else common), 67 + seq],))
+        Chunk(
+            [0], 129 + seq, [*common, 64 + seq], other_groups=([*(elsewhere if seq else common), 67 + seq],)
+        )
         for seq in range(3)
     ]
     prompt = Chunk([0] * 5, 2, [70, 71], other_groups=([72, 73],))

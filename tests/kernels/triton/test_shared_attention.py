@@ -58,7 +58,7 @@ class Case:
     def __init__(
         self,
         seqs: list[Seq],
-        heads: Heads = Heads(),  # noqa: B008
+        heads: Heads = Heads(),
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
@@ -144,7 +144,13 @@ class Case:
     def run(self, num_sms: int, window: int | None, shared: Shared | None) -> torch.Tensor:
         heads = self.heads
         scratch = DecodeScratch(
-            heads.num_heads, heads.num_kv_heads, heads.head_dim, self.step.num_seqs, num_sms, torch.device(DEVICE), OWN
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            self.step.num_seqs,
+            num_sms,
+            torch.device(DEVICE),
+            OWN,
         )
         plan = scratch.new_plan()
         scratch.make_plan(plan, self.step, heads.num_kv_heads, window, shared)
@@ -155,7 +161,9 @@ class Case:
         torch.testing.assert_close(plan.cpu(), expected, rtol=0, atol=0)
         out = torch.full_like(self.q, 7.0)
         scale = heads.head_dim**-0.5
-        balanced_attention(self.q, self.cache, self.step, plan, scratch, scale, window, out, self.sinks, shared)
+        balanced_attention(
+            self.q, self.cache, self.step, plan, scratch, scale, window, out, self.sinks, shared
+        )
         assert not scratch.num_done.any()
         return out
 
