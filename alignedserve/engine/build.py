@@ -168,10 +168,10 @@ def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> N
     check_ranks(config, model_config)
     if not is_cpu:
         check_num_gpus(config, torch.cuda.device_count())
-        _check_decode_kernel(config)
+        check_decode_kernel(config)
 
 
-def _check_decode_kernel(config: EngineConfig) -> None:
+def check_decode_kernel(config: EngineConfig) -> None:
     if config.decode_kernel != "shared":
         return
     try:

@@ -76,11 +76,14 @@ def test_a_prefix_that_requests_share_is_read_once(
     """Its tokens are those of requests that read alone, in steps of three and then of two sequences."""
     monkeypatch.setattr(shared_plan, "MIN_SAVED_PER_ROW", 1)
     monkeypatch.setattr(shared_plan, "MIN_SAVED_BYTES", 0)
-    num_tasks = []
+    num_tasks: list[int] = []
     fill = shared_plan.SharedPlan._fill
-    monkeypatch.setattr(
-        shared_plan.SharedPlan, "_fill", lambda plan, count: (num_tasks.append(count), fill(plan, count))
-    )
+
+    def noted(plan: shared_plan.SharedPlan, count: int) -> None:
+        num_tasks.append(count)
+        fill(plan, count)
+
+    monkeypatch.setattr(shared_plan.SharedPlan, "_fill", noted)
     common = [number * 7 % VOCAB_SIZE for number in range(70)]
     asked = [[*common, number] for number in range(3)]
     params = [greedy_params(num_new) for num_new in (3, NUM_NEW, NUM_NEW)]
