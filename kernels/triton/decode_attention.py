@@ -160,7 +160,6 @@ def balanced_attention(
         WIDTH=triton.next_power_of_2(head_dim),
         TILE=tuning.tile,
         HEADS_UP=triton.next_power_of_2(num_heads // num_kv_heads),
-        NUM_PART_ROWS=len(shared.scratch.parts.values) if shared else 0,
         SHARED_ROWS=shared.scratch.tuning.rows if shared else 0,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
@@ -285,7 +284,6 @@ def _balanced_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     HEADS_UP: tl.constexpr,
-    NUM_PART_ROWS: tl.constexpr,
     SHARED_ROWS: tl.constexpr,
 ):
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -348,7 +346,7 @@ def _balanced_kernel(
                 if row_of_seq is not None:
                     acc, total, highest = add_shared(
                         acc, total, highest, row_of_seq, header, tasks, shared_parts, shared_weights, seq, kv_head,
-                        NUM_PART_ROWS, HEADS, NUM_KV_HEADS, SHARED_ROWS, ROWS, WIDTH,
+                        HEADS, NUM_KV_HEADS, SHARED_ROWS, ROWS, WIDTH,
                     )  # fmt: skip
                 _store_out(
                     out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH
@@ -357,7 +355,7 @@ def _balanced_kernel(
                 # Slot 0 is for the head that it began in the middle of, slot 1 for the head that it did not finish.
                 slot = 2 * program + (head_start > first_unit)
                 leave_part(
-                    parts, weights, tl.num_programs(0) * 2 * ROWS, slot * ROWS, HEADS, acc, highest, total, ROWS, WIDTH
+                    parts, weights, slot * ROWS, HEADS, acc, highest, total, ROWS, WIDTH
                 )  # fmt: skip
         highest = tl.where(is_over, float("-inf"), highest)
         total = tl.where(is_over, 0.0, total)
@@ -379,7 +377,7 @@ def _balanced_kernel(
             _add_up(
                 out, sinks, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, row_of_seq, header, tasks, shared_parts, shared_weights, NUM_HEADS, NUM_KV_HEADS,
-                HEAD_DIM, ROWS, WIDTH, HEADS_UP, NUM_PART_ROWS, SHARED_ROWS,
+                HEAD_DIM, ROWS, WIDTH, HEADS_UP, SHARED_ROWS,
             )  # fmt: skip
         # The last head's values are read again: the loop has computed addresses ahead, past the end.
         record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
@@ -390,7 +388,7 @@ def _balanced_kernel(
             _add_up(
                 out, sinks, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
                 per_program, row_of_seq, header, tasks, shared_parts, shared_weights, NUM_HEADS, NUM_KV_HEADS,
-                HEAD_DIM, ROWS, WIDTH, HEADS_UP, NUM_PART_ROWS, SHARED_ROWS,
+                HEAD_DIM, ROWS, WIDTH, HEADS_UP, SHARED_ROWS,
             )  # fmt: skip
 
 
@@ -398,7 +396,7 @@ def _balanced_kernel(
 def _add_up(
     out, sinks, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program, row_of_seq, header,
     tasks, shared_parts, shared_weights, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, NUM_PART_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
     SHARED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Counts one more part of this head as stored. The program that stores the last one adds them up."""
@@ -414,7 +412,7 @@ def _add_up(
         if row_of_seq is not None:
             acc, total, highest = add_shared(
                 acc, total, highest, row_of_seq, header, tasks, shared_parts, shared_weights, seq, kv_head,
-                NUM_PART_ROWS, HEADS, NUM_KV_HEADS, SHARED_ROWS, HEADS_UP, WIDTH,
+                HEADS, NUM_KV_HEADS, SHARED_ROWS, HEADS_UP, WIDTH,
             )  # fmt: skip
         _store_out(
             out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH
@@ -449,9 +447,7 @@ def _add_all(
         slot = 2 * program + (program * per_program < head_start)
         mask = (program <= last_program)[:, None] & is_head[None, :]
         rows = slot[:, None] * ROWS + row[None, :]
-        acc, total, highest = add_parts(
-            acc, total, highest, parts, weights, tl.num_programs(0) * 2 * ROWS, rows, mask, is_head, WIDTH
-        )
+        acc, total, highest = add_parts(acc, total, highest, parts, weights, rows, mask, is_head, WIDTH)
     return acc, total, highest
 
 

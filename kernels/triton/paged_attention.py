@@ -41,8 +41,8 @@ class Parts:
     def __init__(self, num_rows: int, head_dim: int, device: torch.device) -> None:
         width = triton.next_power_of_2(head_dim)
         self.values = torch.empty(num_rows, width, dtype=torch.float32, device=device)
-        # The rows' maxima, and then their sums.
-        self.weights = torch.empty(2, num_rows, dtype=torch.float32, device=device)
+        # Each row's maximum and sum.
+        self.weights = torch.empty(num_rows, 2, dtype=torch.float32, device=device)
 
 
 def check_attention(
@@ -144,7 +144,6 @@ def attend_to_tile(
 def leave_part(
     parts,
     weights,
-    num_part_rows,
     first_row,
     num_rows,
     acc,
@@ -153,21 +152,21 @@ def leave_part(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Stores a part's first `num_rows` rows. `num_part_rows`: all rows of `parts`."""
+    """Stores a part's first `num_rows` rows."""
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
     at = parts + (first_row + row)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(at, acc, mask=is_row[:, None])
-    tl.store(weights + first_row + row, highest, mask=is_row)
-    tl.store(weights + num_part_rows + first_row + row, total, mask=is_row)
+    tl.store(weights + 2 * (first_row + row), highest, mask=is_row)
+    tl.store(weights + 2 * (first_row + row) + 1, total, mask=is_row)
 
 
 @triton.jit
-def add_parts(acc, total, highest, parts, weights, num_part_rows, rows, mask, is_head, WIDTH: tl.constexpr):
+def add_parts(acc, total, highest, parts, weights, rows, mask, is_head, WIDTH: tl.constexpr):
     """Adds several parts at once, so that their loads are issued together. `rows`, `mask`: [part, row]."""
     # Bypasses the multiprocessor's own cache, because other programs wrote the parts.
-    part_highest = tl.load(weights + rows, mask=mask, other=float("-inf"), cache_modifier=".cg")
-    part_total = tl.load(weights + num_part_rows + rows, mask=mask, other=0.0, cache_modifier=".cg")
+    part_highest = tl.load(weights + 2 * rows, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    part_total = tl.load(weights + 2 * rows + 1, mask=mask, other=0.0, cache_modifier=".cg")
     at = parts + rows[:, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
     part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
     higher = tl.maximum(highest, tl.max(part_highest, 0))

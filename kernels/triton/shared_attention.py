@@ -110,7 +110,6 @@ def shared_attention(
         scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
-        NUM_PART_ROWS=len(scratch.parts.values),
         Q_STRIDE=q.stride(0),
         HEADS=num_heads // num_kv_heads,
         NUM_KV_HEADS=num_kv_heads,
@@ -154,7 +153,6 @@ def _shared_kernel(
     scale,
     block_stride,
     value_offset,
-    NUM_PART_ROWS: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -231,13 +229,13 @@ def _shared_kernel(
                 )
                 block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
         first = _first_part_row(program, first_row, num_rows, kv_head, HEADS, NUM_KV_HEADS, ROWS)
-        leave_part(parts, weights, NUM_PART_ROWS, first, num_rows * HEADS, acc, highest, total, ROWS, WIDTH)
+        leave_part(parts, weights, first, num_rows * HEADS, acc, highest, total, ROWS, WIDTH)
 
 
 @triton.jit
 def add_shared(
     acc, total, highest, row_of_seq, header, tasks, parts, weights, seq, kv_head,
-    NUM_PART_ROWS: tl.constexpr, HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, SHARED_ROWS: tl.constexpr,
+    HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, SHARED_ROWS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Adds a sequence's parts of one KV head, if it is in a task. There is no loop at run time: the loop around this
@@ -265,6 +263,6 @@ def add_shared(
                 part_rows = part[:, None] * SHARED_ROWS + rows[None, :]
                 mask = (part < num_parts)[:, None] & is_head[None, :]
                 acc, total, highest = add_parts(
-                    acc, total, highest, parts, weights, NUM_PART_ROWS, part_rows, mask, is_head, WIDTH
+                    acc, total, highest, parts, weights, part_rows, mask, is_head, WIDTH
                 )
     return acc, total, highest
