@@ -18,6 +18,7 @@ _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _V4_VNNI = _V4 | {"avx512_vnni"}
 _V4_VBMI = _V4_VNNI | {"avx512vbmi"}
+_V4_BF16 = _V4_VBMI | {"avx512_bf16"}
 _NEON = frozenset({"asimd"})
 
 # By machine, the slowest first.
@@ -29,9 +30,17 @@ LEVELS: dict[str, dict[str, Level]] = {
         "x86-64-v4-vnni": Level(("-march=x86-64-v4", "-mavx512vnni"), _V4_VNNI),
         # Ice Lake
         "x86-64-v4-vbmi": Level(("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi"), _V4_VBMI),
-        # Sapphire Rapids, Zen 4
+        # Zen 4
         "x86-64-v4-bf16": Level(
-            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"), _V4_VBMI | {"avx512_bf16"}
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"), _V4_BF16
+        ),
+        # Sapphire Rapids
+        "x86-64-v4-amx": Level(
+            (
+                *("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"),
+                *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+            ),
+            _V4_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
         ),
     },
     "aarch64": {
@@ -53,6 +62,9 @@ DISTINGUISHED = {
     "__AVX512VNNI__": "avx512_vnni",
     "__AVX512VBMI__": "avx512vbmi",
     "__AVX512BF16__": "avx512_bf16",
+    "__AMX_TILE__": "amx_tile",
+    "__AMX_BF16__": "amx_bf16",
+    "__AMX_INT8__": "amx_int8",
     "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC": "bf16",
     "__ARM_FEATURE_MATMUL_INT8": "i8mm",
 }

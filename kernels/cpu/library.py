@@ -22,6 +22,15 @@ class LoadedLibrary:
     # why it is not the fastest one for this CPU; empty if it is
     why_slower: str = ""
 
+    @property
+    def uses_amx(self) -> bool:
+        return bool(self.functions.uses_amx() == 1)
+
+    @property
+    def is_refused_amx(self) -> bool:
+        """Whether the system does not let this process use AMX, for which the library has code."""
+        return bool(self.functions.uses_amx() < 0)
+
 
 def library() -> ctypes.CDLL:
     return loaded().functions
@@ -45,6 +54,10 @@ def loaded() -> LoadedLibrary:
             raise RuntimeError(
                 f"{struct.__name__} has {ctypes.sizeof(struct)} bytes in Python, {size} in C++"
             )
+    if found.is_refused_amx:
+        logger.warning(
+            "The system does not let this process use AMX. Products in bfloat16 take several times as long"
+        )
     return found
 
 

@@ -295,6 +295,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.size_of_step.restype = c_int64
     library.size_of_kv_blocks.restype = c_int64
     library.size_of_ranks.restype = c_int64
+    library.uses_amx.restype = c_int32
     for function in (library.quantise_kv, library.dequantise_kv):
         function.argtypes = [c_void_p]
         function.restype = c_int32

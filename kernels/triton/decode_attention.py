@@ -29,11 +29,8 @@ from alignedserve.kernels.triton.kv_rows import codes_of, scales_of
 from alignedserve.kernels.triton.paged_attention import (
     LOG2_E,
     PagedStep,
-    Parts,
-    add_parts,
     attend_to_tile,
     check_attention,
-    leave_part,
     look_up,
 )
 from alignedserve.kernels.triton.shared_attention import Shared, add_shared, shared_attention
@@ -81,14 +78,16 @@ class DecodeScratch:
     ) -> None:
         self.tuning = tuning
         self.num_programs = num_sms * tuning.programs_per_sm
-        # A program leaves at most two parts.
-        self.parts = Parts(2 * self.num_programs * _rows(num_heads, num_kv_heads), head_dim, device)
+        rows, width = _rows(num_heads, num_kv_heads), triton.next_power_of_2(head_dim)
+        self.parts = torch.empty(2 * self.num_programs, rows, width, dtype=torch.float32, device=device)
+        # The maximum and the sum per part and row.
+        self.weights = torch.empty(2 * self.num_programs, 2, rows, dtype=torch.float32, device=device)
         # Stored parts of each head. It returns to zero when all are stored.
         self.num_done = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
         self.max_plan = plan_size(max_seqs, self.num_programs)
 
     def new_plan(self) -> torch.Tensor:
-        return torch.zeros(self.max_plan, dtype=torch.int32, device=self.parts.values.device)
+        return torch.zeros(self.max_plan, dtype=torch.int32, device=self.parts.device)
 
     def make_plan(
         self,
@@ -136,8 +135,8 @@ def balanced_attention(
         sinks,
         out,
         plan,
-        scratch.parts.values,
-        scratch.parts.weights,
+        scratch.parts,
+        scratch.weights,
         scratch.num_done,
         step.block_table,
         step.table_stride,
@@ -352,11 +351,8 @@ def _balanced_kernel(
                     out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH
                 )  # fmt: skip
             else:
-                # Slot 0 is for the head that it began in the middle of, slot 1 for the head that it did not finish.
                 slot = 2 * program + (head_start > first_unit)
-                leave_part(
-                    parts, weights, slot * ROWS, HEADS, acc, highest, total, ROWS, WIDTH
-                )  # fmt: skip
+                _leave_part(parts, weights, slot, acc, highest, total, HEADS, ROWS, WIDTH)
         highest = tl.where(is_over, float("-inf"), highest)
         total = tl.where(is_over, 0.0, total)
         acc = tl.where(is_over, 0.0, acc)
@@ -406,7 +402,7 @@ def _add_up(
     done = num_done + seq * NUM_KV_HEADS + kv_head
     if tl.atomic_add(done, 1, sem="acq_rel") == last_program - first_program:
         tl.store(done, 0)
-        acc, total, highest = _add_all(
+        acc, total, highest = _add_parts(
             parts, weights, first_program, last_program, head_start, per_program, HEADS, ROWS, WIDTH, HEADS_UP
         )
         if row_of_seq is not None:
@@ -432,12 +428,28 @@ def _load_record(record, is_there):
 
 
 @triton.jit
-def _add_all(
+def _leave_part(
+    parts, weights, slot, acc, highest, total, HEADS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Stores a part. A program has at most two. Slot 0 is for the head that it began in the middle of,
+    slot 1 for the head that it did not finish."""
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    is_head = row < HEADS
+    at = parts + slot * ROWS * WIDTH + row[:, None] * WIDTH + dim[None, :]
+    tl.store(at, acc, mask=is_head[:, None])
+    tl.store(weights + slot * 2 * ROWS + row, highest, mask=is_head)
+    tl.store(weights + slot * 2 * ROWS + ROWS + row, total, mask=is_head)
+
+
+@triton.jit
+def _add_parts(
     parts, weights, first_program, last_program, head_start, per_program, HEADS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the parts, eight at a time."""
+    """Adds up the parts, eight at a time, so that their loads are issued together."""
     row = tl.arange(0, HEADS_UP)
+    dim = tl.arange(0, WIDTH)
     is_head = row < HEADS
     highest = tl.full([HEADS_UP], float("-inf"), tl.float32)
     total = tl.zeros([HEADS_UP], tl.float32)
@@ -446,8 +458,20 @@ def _add_all(
         program = first + tl.arange(0, 8)
         slot = 2 * program + (program * per_program < head_start)
         mask = (program <= last_program)[:, None] & is_head[None, :]
-        rows = slot[:, None] * ROWS + row[None, :]
-        acc, total, highest = add_parts(acc, total, highest, parts, weights, rows, mask, is_head, WIDTH)
+        at = weights + slot[:, None] * 2 * ROWS + row[None, :]
+        # Bypasses the multiprocessor's own cache, because other programs wrote the parts.
+        part_highest = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        part_total = tl.load(at + ROWS, mask=mask, other=0.0, cache_modifier=".cg")
+        at = parts + slot[:, None, None] * ROWS * WIDTH + row[None, :, None] * WIDTH + dim[None, None, :]
+        part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(highest, tl.max(part_highest, 0))
+        # Padding rows have no maximum.
+        higher = tl.where(is_head, higher, 0.0)
+        shrink = tl.exp2(highest - higher)
+        part_shrink = tl.exp2(part_highest - higher[None, :])
+        total = total * shrink + tl.sum(part_total * part_shrink, 0)
+        acc = acc * shrink[:, None] + tl.sum(part * part_shrink[:, :, None], 0)
+        highest = higher
     return acc, total, highest
 
 

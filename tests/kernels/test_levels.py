@@ -17,12 +17,13 @@ X86 = LEVELS["x86_64"]
 HASWELL = {"sse4_2", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 ZEN_4 = SKYLAKE | {"avx512_vnni", "avx512vbmi", "avx512_bf16", "gfni"}
+SAPPHIRE_RAPIDS = ZEN_4 | {"amx_tile", "amx_bf16", "amx_int8", "avx512_fp16"}
 CASES = [(machine, name) for machine, levels in LEVELS.items() for name in levels]
 
 
 def test_the_sources_distinguish_these() -> None:
     text = "\n".join(path.read_text() for path in build.SOURCE_DIR.iterdir())
-    found = set(re.findall(r"__AVX\w+__|__FMA__|__ARM_FEATURE_\w+", text))
+    found = set(re.findall(r"__AVX\w+__|__AMX_\w+__|__FMA__|__ARM_FEATURE_\w+", text))
     assert found == DISTINGUISHED.keys()
 
 
@@ -50,6 +51,7 @@ def test_a_level_needs_what_its_flags_let_the_compiler_use(machine: str, name: s
         # Cooper Lake
         (ZEN_4 - {"avx512vbmi"}, "x86-64-v4-vnni", False),
         (ZEN_4, "x86-64-v4-bf16", True),
+        (SAPPHIRE_RAPIDS, "x86-64-v4-amx", True),
     ],
 )
 def test_a_processor_has_the_fastest_level_that_it_can_run(

@@ -1,4 +1,4 @@
-"""The kernels built for x86 processors without AVX-512, or without AVX2, pass the tests of kernels."""
+"""The kernels built for x86 processors without AMX, AVX-512 or AVX2 pass the tests of kernels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import sys
 
 import pytest
 
+from alignedserve.kernels.cpu.build import cpu_features
 from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
+
+# This library computes by AVX-512 what the processor's own computes by AMX.
+needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features().split(), reason="needs a processor with AMX")
 
 
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=8, turn=6)
 @needs_x86
-@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64", pytest.param("cooperlake", marks=needs_amx)])
 def test_processors_without_the_instructions_yield_the_same(
     processor: str, pytestconfig: pytest.Config
 ) -> None:

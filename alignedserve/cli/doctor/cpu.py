@@ -14,7 +14,7 @@ from alignedserve.kernels.cpu.library import LoadedLibrary, loaded
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
 # The instruction sets for which the kernels have code, the fastest first.
-INSTRUCTIONS = ("avx512_bf16", "avx512f", "fma", "asimd")
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "fma", "asimd")
 
 
 def check_cores(case: Case) -> Iterator[Finding]:
@@ -77,11 +77,16 @@ def library_findings(library: LoadedLibrary, took_s: float) -> Iterator[Finding]
             f"backend cpu, {built}, which is slower on this CPU: {library.why_slower}", "follow the message"
         )
     else:
-        yield native_finding(built, cpu_features())
+        yield native_finding(built, cpu_features(), library.is_refused_amx)
 
 
-def native_finding(built: str, features: str) -> Finding:
+def native_finding(built: str, features: str, is_refused_amx: bool = False) -> Finding:
     found = [each for each in INSTRUCTIONS if each in features.split()]
+    if is_refused_amx:
+        return warn(
+            f"backend cpu, {built}, without AMX, which the system does not let this process use",
+            "Linux 5.16 or later, in a sandbox that lets processes ask for AMX",
+        )
     if not found:
         return warn(
             f"backend cpu, {built}, without vector instructions, which is slow", "a CPU with FMA or AVX-512"

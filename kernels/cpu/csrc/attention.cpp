@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "amx.h"
 #include "coded_tile.h"
 #include "key_tile.h"
 #include "math.h"
@@ -32,6 +33,8 @@ namespace {
 
 constexpr int kKeyTiles = kTileKeys / kTileColumns;
 constexpr int kKeyVectors = kTileKeys / kLanes;
+// The most rows that a block of a task has.
+constexpr int kBlockRows = std::max(kMaxRows, kMaxAmxRows);
 constexpr float kLowest = -1e30f;
 
 template <class T>
@@ -74,13 +77,13 @@ struct Task {
     const int64_t rows = queries.num_heads * rows_held;
     const int64_t num_scales = op.coding == KvCoding::Int8 ? kTileKeys : 0;
     const int64_t num_numbers = op.coding == KvCoding::Values ? 0 : kTileKeys * op.head_dim;
-    Scratch scratch(key_bytes + value_bytes + Scratch::padded<T>(kMaxRows * kTileKeys) +
+    Scratch scratch(key_bytes + value_bytes + Scratch::padded<T>(kBlockRows * kTileKeys) +
                     2 * Scratch::padded<float>(num_scales) + Scratch::padded<T>(num_numbers) +
                     Scratch::padded<T>(rows * op.head_dim) + Scratch::padded<float>(rows * padded_dim) +
                     Scratch::padded<float>(rows * kLanes) + Scratch::padded<float>(rows));
     keys = scratch.take<char>(key_bytes);
     values = scratch.take<char>(value_bytes);
-    weights = scratch.take<T>(kMaxRows * kTileKeys);
+    weights = scratch.take<T>(kBlockRows * kTileKeys);
     if (num_scales) {
       key_scales = scratch.take<float>(num_scales);
       value_scales = scratch.take<float>(num_scales);
@@ -149,7 +152,10 @@ void reset(const Task<T>& task, int64_t kv_head) {
   }
 }
 
-using Scores = f32x16[kMaxRows][kKeyVectors];
+// Rows whose weights are computed together.
+constexpr int kSoftmaxRows = kLanes;
+static_assert(kMaxRows <= kSoftmaxRows);
+using Scores = f32x16[kSoftmaxRows][kKeyVectors];
 
 template <class T>
 __attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, int64_t first_key, Scores& scores) {
@@ -173,7 +179,7 @@ ALWAYS_INLINE f32x16 exp2_for(f32x16 x) {
 
 // Turns scores into weights, and updates maxima and sums. Returns the factors that scale the earlier output down.
 template <class T>
-__attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Scores& scores) {
+__attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Scores& scores, T* weights) {
   alignas(64) float highest[kLanes];
   const f32x16 before = load(task.maxima + row);
   store(highest, before);
@@ -189,12 +195,38 @@ __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int r
     for (int v = 0; v < kKeyVectors; ++v) {
       const f32x16 weight = exp2_for<T>(scores[r][v] - highest[r]);
       sum += weight;
-      store(task.weights + r * kTileKeys + v * kLanes,
+      store(weights + r * kTileKeys + v * kLanes,
             task.value_scales ? weight * load(task.value_scales + v * kLanes) : weight);
     }
     store(task.sums + (row + r) * kLanes, sum);
   }
   return shrink;
+}
+
+// Which of a tile's keys a block of rows sees.
+struct Visible {
+  // Later keys are masked for all rows. Skipping them changes nothing.
+  int64_t num_keys;
+  bool are_all;
+
+  template <class T>
+  Visible(const Task<T>& task, int64_t row, int rows, int64_t first_key) {
+    const int64_t earliest = task.first_position + row / task.group;
+    const int64_t latest = task.first_position + (row + rows - 1) / task.group;
+    num_keys = std::min<int64_t>(kTileKeys, latest + 1 - first_key);
+    are_all = first_key + kTileKeys - 1 <= earliest && (!task.op.window || first_key > latest - task.op.window);
+  }
+};
+
+// Turns products into scores, and these into weights. Returns the factors that scale the earlier output down.
+template <class T>
+ALWAYS_INLINE f32x16 weigh(const Task<T>& task, int64_t row, int rows, int64_t first_key, const Visible& visible,
+                           Scores& scores, T* weights) {
+  if (task.key_scales)
+    for (int r = 0; r < rows; ++r)
+      for (int v = 0; v < kKeyVectors; ++v) scores[r][v] *= load(task.key_scales + v * kLanes);
+  if (!visible.are_all) mask(task, row, rows, first_key, scores);
+  return softmax(task, row, rows, scores, weights);
 }
 
 template <class T, int ROWS>
@@ -228,37 +260,67 @@ struct RowBlock {
   }
 
   static void attend(const Task<T>& task, int64_t row, int64_t first_key) {
-    const int64_t earliest = task.first_position + row / task.group;
-    const int64_t latest = task.first_position + (row + ROWS - 1) / task.group;
-    if (latest < first_key) return;
-    // later keys are masked for all rows; skipping them changes nothing
-    const int64_t num_keys = std::min<int64_t>(kTileKeys, latest + 1 - first_key);
+    const Visible visible(task, row, ROWS, first_key);
+    if (visible.num_keys <= 0) return;
     Scores scores;
     for (int tile = 0; tile < kKeyTiles; tile += kAtOnce)
-      if (tile * kTileColumns < num_keys)
+      if (tile * kTileColumns < visible.num_keys)
         score_tiles<kAtOnce>(task, row, tile, scores);
       else
         for (int r = 0; r < ROWS; ++r)
           for (int v = 0; v < kTileVectors; ++v) scores[r][tile * kTileVectors + v] = f32x16{};
-    if (task.key_scales)
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kKeyVectors; ++v) scores[r][v] *= load(task.key_scales + v * kLanes);
-    const bool all_visible =
-        first_key + kTileKeys - 1 <= earliest && (!task.op.window || first_key > latest - task.op.window);
-    if (!all_visible) mask(task, row, ROWS, first_key, scores);
-    const f32x16 shrink = softmax(task, row, ROWS, scores);
+    const f32x16 shrink = weigh(task, row, ROWS, first_key, visible, scores, task.weights);
     int64_t tile = 0;
     for (; tile + kAtOnce <= task.value_tiles; tile += kAtOnce)
-      add_tiles<kAtOnce>(task, row, tile, words<T>(num_keys), shrink);
-    for (; tile < task.value_tiles; ++tile) add_tiles<1>(task, row, tile, words<T>(num_keys), shrink);
+      add_tiles<kAtOnce>(task, row, tile, words<T>(visible.num_keys), shrink);
+    for (; tile < task.value_tiles; ++tile) add_tiles<1>(task, row, tile, words<T>(visible.num_keys), shrink);
   }
 };
 
+// What RowBlock::attend does, for up to 32 rows.
+template <class T>
+void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, int64_t first_key) {
+  const Visible visible(task, row, rows, first_key);
+  if (visible.num_keys <= 0) return;
+  const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
+  f32x16 products[kKeyTiles][kMaxAmxRows][kTileVectors];
+  for (int tile = 0; tile * kTileColumns < visible.num_keys; ++tile)
+    amx_dot<T>(shape, reinterpret_cast<const char*>(task.q) + row * stride, stride, rows, task.keys + tile * tile_bytes,
+               task.head_words, {products[tile]});
+  const float scale = task.op.scale * kLog2E;
+  for (int first = 0; first < rows; first += kSoftmaxRows) {
+    const int count = std::min(rows - first, kSoftmaxRows);
+    Scores scores;
+    for (int r = 0; r < count; ++r)
+      for (int v = 0; v < kKeyVectors; ++v) {
+        const int tile = v / kTileVectors;
+        const bool is_known = tile * kTileColumns < visible.num_keys;
+        scores[r][v] = is_known ? products[tile][first + r][v % kTileVectors] * scale : f32x16{};
+      }
+    const f32x16 shrink = weigh(task, row + first, count, first_key, visible, scores, task.weights + first * kTileKeys);
+    float* out = task.out + (row + first) * task.padded_dim;
+    for (int r = 0; r < count; ++r)
+      for (int64_t i = 0; i < task.padded_dim; i += kLanes, out += kLanes) store(out, load(out) * shrink[r]);
+  }
+  const int64_t steps = words<T>(packed_keys<T>(int(visible.num_keys))), value_bytes = words<T>(kTileKeys) * kStepBytes;
+  const int64_t out_stride = task.padded_dim * sizeof(float);
+  for (int64_t tile = 0; tile < task.value_tiles; ++tile)
+    amx_dot<T>(shape, reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T), rows,
+               task.values + tile * value_bytes, steps,
+               {task.out + row * task.padded_dim + tile * kTileColumns, out_stride, true});
+}
+
 template <class T, int... ROWS>
-void attend_rows(const Task<T>& task, const RowBlocks& blocks, int64_t first_key,
-                 std::integer_sequence<int, ROWS...>) {
+void attend_rows(AmxShape& shape, const Task<T>& task, int64_t first_key, std::integer_sequence<int, ROWS...>) {
+  if constexpr (kMayUseAmx<T>)
+    if (has_amx()) {
+      for (int64_t row = 0; row < task.num_rows; row += kMaxAmxRows)
+        attend_by_amx(shape, task, row, int(std::min<int64_t>(kMaxAmxRows, task.num_rows - row)), first_key);
+      return;
+    }
   using Attend = void (*)(const Task<T>&, int64_t, int64_t);
   constexpr Attend attend[] = {RowBlock<T, ROWS + 1>::attend...};
+  const RowBlocks blocks{task.num_rows};
   for (int64_t b = 0; b < blocks.count; ++b) attend[blocks.height(b) - 1](task, blocks.begin(b), first_key);
 }
 
@@ -343,11 +405,11 @@ void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const K
   const int64_t lines_of_head = 2 * kTileKeys * op.row_bytes / kLineBytes;
   KeyRows rows;
   Fetch fetch;
+  [[maybe_unused]] AmxShape shape;
   // kept by the thread: the rows of each head
   static thread_local std::vector<Task<T>> of_heads;
   const auto attend = [&](const Task<T>& part, int64_t s) {
     const Segment& segment = all.segments[s];
-    const RowBlocks blocks{part.num_rows};
     of_heads.clear();
     for (int64_t head = 0; head < num_heads; ++head) of_heads.push_back(part.of_head(head));
     for (int64_t key = segment.begin; key < segment.end; key += kTileKeys) {
@@ -366,7 +428,7 @@ void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const K
         fetch_part(2);
         pack_values(task, rows);
         fetch_part(3);
-        attend_rows(of_heads[head], blocks, key, std::make_integer_sequence<int, kMaxRows>{});
+        attend_rows(shape, of_heads[head], key, std::make_integer_sequence<int, kMaxRows>{});
         fetch_part(4);
       }
     }

@@ -97,11 +97,12 @@ inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) 
 template <KvCoding kCoding>
 inline void pack_coded_values(const KeyRows& rows, int64_t head_dim, char* tiles) {
   const CodeTable& table = code_table(kCoding);
+  const int num_keys = packed_keys<bf16>(rows.count);
   for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<bf16>(kTileKeys) * kStepBytes) {
     const int64_t count = std::min<int64_t>(kTileColumns, head_dim - column);
     const __mmask32 valid = count == kTileColumns ? ~0u : (1u << count) - 1;
     char* to = tiles;
-    for (int key = 0; key < rows.count; key += 2, to += kStepBytes) {
+    for (int key = 0; key < num_keys; key += 2, to += kStepBytes) {
       const __m256i even = _mm256_maskz_loadu_epi8(valid, rows.values[key] + column);
       const __m256i odd = _mm256_maskz_loadu_epi8(valid, rows.values[key + 1] + column);
       const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);

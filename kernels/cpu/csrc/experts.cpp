@@ -19,7 +19,6 @@
 namespace {
 
 constexpr int64_t kWeightBytesPerChunk = 192 << 10;
-constexpr int64_t kRowBytesInL2 = 384 << 10;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -83,8 +82,7 @@ struct ExpertCut {
     num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
     tiles_per_chunk = std::max<int64_t>(1, kWeightBytesPerChunk / linear_tile_bytes(op, dtype));
     tile_chunks = ceil_div(num_tiles, tiles_per_chunk);
-    const int64_t row_bytes = linear_row_bytes(op, dtype);
-    rows_at_once = std::clamp<int64_t>(kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows, kMaxRows, 240);
+    rows_at_once = linear_rows_at_once(op, dtype);
   }
 };
 

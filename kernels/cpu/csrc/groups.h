@@ -102,7 +102,7 @@ struct GroupNibbles : GroupWords {
 template <Weight KIND, class T>
 constexpr int64_t kCodedStepBytes = KIND == Weight::Mxfp4 ? kMxfp4StepBytes<T> : kFp8StepBytes<T>;
 
-// For Fp8 and Mxfp4. It advances by even numbers of steps.
+// For Fp8 and Mxfp4. With float32 rows, it advances by even numbers of steps.
 template <Weight KIND, class T>
 struct GroupFloats : GroupWords {
   ALWAYS_INLINE WordPart part(int step, int p) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "amx.h"
 #include "kv_cache.h"
 #include "tile.h"
 #include "transpose.h"
@@ -157,14 +158,22 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
 #endif
 }
 
-// [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
+// How many keys of a tile are packed for `count` of them. The others have zeros, with which AMX multiplies.
+template <class T>
+inline int packed_keys(int count) {
+  constexpr int kAtOnce = kAmxWords * kWordValues<T>;
+  return kMayUseAmx<T> && has_amx() ? (count + kAtOnce - 1) / kAtOnce * kAtOnce : count;
+}
+
+// [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word or `packed_keys`, are zeros.
 template <class T>
 inline void pack_values(const KeyRows& rows, int64_t head_dim, char* tiles) {
   const auto* values = reinterpret_cast<const T* const*>(rows.values);
+  const int num_keys = packed_keys<T>(rows.count);
   for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<T>(kTileKeys) * kStepBytes) {
     const ValueColumns columns{column, std::min<int64_t>(kTileColumns, head_dim - column)};
     char* to = tiles;
-    for (int key = 0; key < rows.count; key += kWordValues<T>, to += kStepBytes)
+    for (int key = 0; key < num_keys; key += kWordValues<T>, to += kStepBytes)
       pack_value_word(values + key, columns, to);
   }
 }

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "amx.h"
 #include "groups.h"
 #include "math.h"
 #include "ops.h"
@@ -20,6 +21,8 @@
 namespace {
 
 constexpr int64_t kRowBytesInL2 = 384 << 10;
+// Processors with AMX have 2 MB.
+constexpr int64_t kRowBytesForAmx = 1 << 20;
 constexpr int64_t kWeightBytesPerChunk = 192 << 10;
 constexpr int64_t kChunksPerThread = 4;
 
@@ -42,11 +45,9 @@ struct Cut {
   int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
 
   Cut(const LinearOp& op, Dtype dtype, const Step& step) {
-    const int64_t row_bytes = num_words(op, dtype) * kWordBytes;
     tile_bytes = tile_bytes_of(op, dtype);
     num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
-    const int64_t fitting_rows = kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows;
-    rows_per_chunk = std::max<int64_t>(kMaxRows, std::min<int64_t>(fitting_rows, 240));
+    rows_per_chunk = linear_rows_at_once(op, dtype);
     row_chunks = ceil_div(step.num_rows, rows_per_chunk);
     const int64_t fair = num_tiles / (step.num_threads * kChunksPerThread);
     const int64_t streamed = step.num_rows > 2 * kMaxRows ? 1 : kWeightBytesPerChunk / tile_bytes;
@@ -124,19 +125,27 @@ float scale_of_row(const LinearOp& op, const char* row) {
   return scale;
 }
 
+// Adapters and all that follows, for the sums of a block of rows and a tile.
+template <class T>
+ALWAYS_INLINE void finish_rows(const LinearOp& op, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride) {
+  constexpr Dtype dtype = std::is_same_v<T, float> ? Dtype::Float32 : Dtype::Bfloat16;
+  if (op.adapter_of_row) add_adapters(op, dtype, row, rows, tile, sums, stride);
+  if (op.float32_out)
+    finish<T, float>(op, row, rows, tile, {sums, stride});
+  else
+    finish<T, T>(op, row, rows, tile, {sums, stride});
+}
+
 template <class T, int ROWS, int TILES>
 ALWAYS_INLINE void finish_tiles(const LinearOp& op, int64_t row, int64_t tile,
                                 f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
-  constexpr Dtype dtype = std::is_same_v<T, float> ? Dtype::Float32 : Dtype::Bfloat16;
-  for (int t = 0; t < TILES; ++t) {
-    if (op.adapter_of_row)
-      add_adapters(op, dtype, row, ROWS, tile + t, &sums[0][t * kTileVectors], TILES * kTileVectors);
-    const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
-    if (op.float32_out)
-      finish<T, float>(op, row, ROWS, tile + t, of_tile);
-    else
-      finish<T, T>(op, row, ROWS, tile + t, of_tile);
-  }
+  for (int t = 0; t < TILES; ++t)
+    finish_rows<T>(op, row, ROWS, tile + t, &sums[0][t * kTileVectors], TILES * kTileVectors);
+}
+
+// What the integer sums of a row and 16 columns stand for.
+ALWAYS_INLINE f32x16 scaled(const LinearOp& op, i32x16 sum, int64_t column, float of_row) {
+  return to_float(sum + load_lanes<i32x16>(op.starts + column)) * (load(op.scales + column) * of_row);
 }
 
 // W, the type of the words of rows and weight, is T itself or int8.
@@ -151,11 +160,8 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   if constexpr (std::is_same_v<W, int8>) {
     for (int r = 0; r < ROWS; ++r) {
       const float of_row = scale_of_row(op, x + r * x_stride);
-      for (int v = 0; v < TILES * kTileVectors; ++v) {
-        const int64_t column = tile * kTileColumns + v * kLanes;
-        const i32x16 start = load_lanes<i32x16>(op.starts + column);
-        sums[r][v] = to_float(acc[r][v] + start) * (load(op.scales + column) * of_row);
-      }
+      for (int v = 0; v < TILES * kTileVectors; ++v)
+        sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, of_row);
     }
   } else {
     std::memcpy(sums, acc, sizeof sums);
@@ -229,7 +235,42 @@ void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end
 }
 
 template <class W, class T>
+void multiply_by_amx(const LinearOp& op, const LinearSpan& span) {
+  constexpr int64_t kLinesOfStep = kAmxWords * kStepBytes / kLineBytes;
+  const int64_t steps = words<W>(op.in_features), x_stride = op.x_stride * sizeof(W), tile_bytes = steps * kStepBytes;
+  const char* x = static_cast<const char*>(op.x) + span.first_row * x_stride;
+  const char* weight = static_cast<const char*>(op.weight) + span.first_tile * tile_bytes;
+  const int64_t num_blocks = ceil_div(span.num_rows, kMaxAmxRows), lines = ceil_div(kLinesOfStep, num_blocks);
+  const int64_t lines_bytes = steps / kAmxWords * lines * kLineBytes;
+  AmxShape shape;
+  Sum<W> acc[kMaxAmxRows][kTileVectors];
+  for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile, weight += tile_bytes) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      const int64_t first = b * kMaxAmxRows;
+      const int rows = int(std::min<int64_t>(kMaxAmxRows, span.num_rows - first));
+      const char* of_block = x + first * x_stride;
+      const bool fetched = b * lines >= kLinesOfStep;
+      amx_dot<W>(shape, of_block, x_stride, rows, weight, steps, {acc},
+                 {weight + tile_bytes + b * lines_bytes, fetched ? 0 : int(lines)});
+      if constexpr (std::is_same_v<W, int8>) {
+        f32x16 sums[kMaxAmxRows][kTileVectors];
+        for (int r = 0; r < rows; ++r) {
+          const float of_row = scale_of_row(op, of_block + r * x_stride);
+          for (int v = 0; v < kTileVectors; ++v)
+            sums[r][v] = scaled(op, acc[r][v], tile * kTileColumns + v * kLanes, of_row);
+        }
+        finish_rows<T>(op, span.first_row + first, rows, tile, sums[0], kTileVectors);
+      } else {
+        finish_rows<T>(op, span.first_row + first, rows, tile, acc[0], kTileVectors);
+      }
+    }
+  }
+}
+
+template <class W, class T>
 void multiply(const LinearOp& op, const LinearSpan& span) {
+  if constexpr (kMayUseAmx<W>)
+    if (has_amx()) return multiply_by_amx<W, T>(op, span);
   if (span.num_rows <= 3) return stream<W, T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
 
   const int64_t tile_bytes = words<W>(op.in_features) * kStepBytes;
@@ -262,8 +303,63 @@ constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...
   return blocks[rows - 1];
 }
 
+// Decodes FP8 or MXFP4 codes into words. Returns the codes after them.
+template <class T, Weight KIND>
+ALWAYS_INLINE const char* decode(const char* codes, int64_t steps, char* to) {
+  constexpr int64_t kStepsOfLine = kLineBytes / kCodedStepBytes<KIND, T>;
+  GroupFloats<KIND, T> columns{{{codes, 0}}};
+  for (int64_t step = 0; step < steps; ++step, to += kStepBytes, columns.advance(1)) {
+    if (step % kStepsOfLine == 0) __builtin_prefetch(columns.at + kFetchedAhead);
+    for (int p = 0; p < kPartsOfTile; ++p) {
+      const WordPart word = columns.part(0, p);
+      std::memcpy(to + p * kRegisterBytes, &word, sizeof word);
+    }
+  }
+  return columns.at;
+}
+
+// The first block of rows decodes a tile for the others. If there are none, pieces of it are decoded one after the other,
+// in the same place.
+template <class T, Weight KIND>
+void multiply_groups_by_amx(const LinearOp& op, const LinearSpan& span) {
+  static_assert(kWordValues<T> == 2, "codes are decoded a word at a time");
+  constexpr int64_t kPiece = 4 * kAmxWords;
+  const GroupForm form(op);
+  const int64_t x_stride = op.x_stride * sizeof(T), end = span.first_row + span.num_rows;
+  const bool keeps = span.num_rows > kMaxAmxRows;
+  const int64_t num_bytes = (keeps ? form.num_values / kWordValues<T> : kPiece) * kStepBytes;
+  char* words = Scratch(num_bytes).take<char>(num_bytes);
+  AmxShape shape;
+  f32x16 acc[kMaxAmxRows][kTileVectors];
+  for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile) {
+    for (int64_t first = span.first_row; first < end; first += kMaxAmxRows) {
+      const int rows = int(std::min<int64_t>(kMaxAmxRows, end - first));
+      const char* x = static_cast<const char*>(op.x) + first * x_stride;
+      const char* group = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
+      char* of_piece = words;
+      f32x16 sums[kMaxAmxRows][kTileVectors] = {};
+      for (int64_t g = 0; g < form.count; group += form.bytes_of(g++)) {
+        const char* codes = group + form.header_bytes;
+        const int64_t steps = form.values_of(g) / kWordValues<T>;
+        for (int64_t done = 0, count; done < steps; done += count, x += count * kWordBytes) {
+          count = std::min(kPiece, steps - done);
+          if (first == span.first_row) codes = decode<T, KIND>(codes, count, of_piece);
+          amx_dot<T>(shape, x, x_stride, rows, of_piece, count, {acc, kStepBytes, done > 0});
+          if (keeps) of_piece += count * kStepBytes;
+        }
+        const f32x16 scales[] = {form.scales(group, 0), form.scales(group, 1)};
+        for (int r = 0; r < rows; ++r)
+          for (int v = 0; v < kTileVectors; ++v) sums[r][v] = fma(acc[r][v], scales[v], sums[r][v]);
+      }
+      finish_rows<T>(op, first, rows, tile, sums[0], kTileVectors);
+    }
+  }
+}
+
 template <class T, Weight KIND>
 void multiply_groups(const LinearOp& op, const LinearSpan& span) {
+  if constexpr (kMayUseAmx<T> && !takes_codes(KIND))
+    if (has_amx()) return multiply_groups_by_amx<T, KIND>(op, span);
   int64_t tile = span.first_tile;
   // One row: the weight is streamed, several tiles side by side.
   for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4)
@@ -329,6 +425,13 @@ void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   dtype == Dtype::Float32 ? multiply_any<float>(op, span) : multiply_any<bf16>(op, span);
 }
 
-int64_t linear_row_bytes(const LinearOp& op, Dtype dtype) { return num_words(op, dtype) * kWordBytes; }
+int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype) {
+  // The others are multiplied in lower blocks, whichever these are.
+  const bool by_amx = has_amx() && (op.weight_kind == Weight::Int8 ||
+                                    (dtype == Dtype::Bfloat16 && !takes_codes(op.weight_kind)));
+  const int64_t height = by_amx ? kMaxAmxRows : kMaxRows, most = by_amx ? 256 : 240;
+  const int64_t fitting = (by_amx ? kRowBytesForAmx : kRowBytesInL2) / (num_words(op, dtype) * kWordBytes);
+  return std::max(height, std::min(fitting, most) / height * height);
+}
 
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype) { return tile_bytes_of(op, dtype); }

@@ -382,8 +382,9 @@ struct LinearSpan {
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
 
-// Bytes that are read of a row, and bytes of a tile.
-int64_t linear_row_bytes(const LinearOp& op, Dtype dtype);
+// How many rows stay in the caches while a chunk goes through its tiles.
+int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype);
+
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
 
 // Adds the result of these rows' adapters to the sums of a tile. Row r's vectors begin at sums[r * stride].

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "amx.h"
 #include "pool.h"
 
 namespace {
@@ -178,6 +179,8 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   run_phases(step->num_threads, num_ops, run.phases.data(), run_chunk, &run, step->ended_ns);
   return 0;
 }
+
+int32_t uses_amx() { return has_amx() ? 1 : kMayUseAmx<bf16> ? -1 : 0; }
 
 int64_t size_of_op() { return sizeof(Op); }
 int64_t size_of_step() { return sizeof(Step); }

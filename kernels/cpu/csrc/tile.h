@@ -1,4 +1,5 @@
-// The one inner loop of linear layers and of attention: a few rows times a tile of 32 columns.
+// The inner loop of linear layers and of attention: a few rows times a tile of 32 columns. For processors with AMX, amx.h
+// has another one, for the same layout.
 //
 // Both operands are read in words of four bytes along k: one float32, two bfloat16, or four eight-bit integers.
 // Integers are signed on one side and unsigned on the other, because processors multiply them in this form. A tile of

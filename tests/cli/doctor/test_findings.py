@@ -109,6 +109,10 @@ def test_cores(
 def test_instructions_that_kernels_have_code_for() -> None:
     assert native_finding("built before", "flags : fma avx2").text == "backend cpu, built before, with fma"
     assert native_finding("built before", "flags : sse2").level == "warn"
+    features = "flags : fma amx_bf16"
+    assert native_finding("built before", features).text.endswith("with amx_bf16, fma")
+    refused = native_finding("built before", features, is_refused_amx=True)
+    assert refused.level == "warn" and "without AMX" in refused.text
 
 
 def test_kernels_that_are_not_the_fastest_are_named_with_the_reason() -> None:
