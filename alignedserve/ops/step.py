@@ -277,8 +277,9 @@ class StepInputs:
                 self.kept_inputs.upload()
             if self.adapters is not None:
                 self.adapters.upload()
-            if self.shared_plans is not None:
-                self.shared_plans.upload()
+        # Also on a CPU, where plans are memory of their own.
+        if self.shared_plans is not None:
+            self.shared_plans.upload()
 
     def mark_sent(self) -> None:
         """Records that the copy of the buffers has been launched."""

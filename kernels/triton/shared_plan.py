@@ -27,6 +27,8 @@ from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import SharedLimits, Step
 from alignedserve.kernels.triton.host_copy import receive
 
+# Segments are multiples of this many keys: kTileKeys of kernels/cpu/csrc/key_tile.h.
+CPU_TILE = 64
 # A task and a head are divided among at most this many programs, because each row adds up their parts.
 MAX_PARTS = 16
 # A part is written and read again. With G query heads per KV head, each row of it costs as many bytes as 2 G keys. Two
@@ -76,6 +78,8 @@ class SharedPlan:
             raise ValueError(
                 f"heads_per_kv={form.heads_per_kv}: two sequences need {2 * form.heads_per_kv} rows"
             )
+        if form.tile < 1 or CPU_TILE % form.tile:
+            raise ValueError(f"tile={form.tile}: must divide {CPU_TILE}")
         self.form, self.num_programs, self._max_seqs = form, num_programs, max_seqs
         self._limits = form.limits()
         sizes = {
@@ -99,8 +103,7 @@ class SharedPlan:
         names = ("tasks", "segments", "rows", "row_of_seq")
         self._pointers = [ctypes.c_void_p(host[name].ctypes.data) for name in names]
         self.clear()
-        # On a CPU this is the same memory.
-        self._device = self._host.to(device)
+        self._device = self._host.to(device, copy=True)
         self.header, self.row_of_seq, self.programs, self.tasks, self.segments, self.rows = (
             self._device[place] for place in places.values()
         )
@@ -155,5 +158,4 @@ class SharedPlan:
     def upload(self) -> None:
         """Sends the plan to the device, on the current stream. This can be captured. The plan must not be made again
         until it is sent."""
-        if self._device.is_cuda:
-            receive(self._host, self._device)
+        receive(self._host, self._device)
