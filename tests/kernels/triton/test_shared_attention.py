@@ -21,10 +21,16 @@ from alignedserve.kernels.triton.decode_attention import (  # noqa: E402
     Tuning,
     balanced_attention,
     decode_attention_torch,
+    decode_tuning,
 )
 from alignedserve.kernels.triton.decode_plan import make_plan_torch  # noqa: E402
 from alignedserve.kernels.triton.paged_attention import PagedStep  # noqa: E402
-from alignedserve.kernels.triton.shared_attention import Shared, SharedScratch, SharedTuning  # noqa: E402
+from alignedserve.kernels.triton.shared_attention import (  # noqa: E402
+    Shared,
+    SharedScratch,
+    SharedTuning,
+    shared_tuning,
+)
 from alignedserve.kernels.triton.shared_plan import MAX_PARTS, SharedForm, SharedPlan  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -112,17 +118,23 @@ class Case:
             num_groups=num_groups,
         )
 
-    def shared(self, num_sms: int, window: int | None = None, least: tuple[int, int] = (1, 0)) -> Shared:
+    def shared(
+        self,
+        num_sms: int,
+        window: int | None = None,
+        least: tuple[int, int] = (1, 0),
+        tuning: SharedTuning = FEW_ROWS,
+    ) -> Shared:
         heads, device = self.heads, torch.device(DEVICE)
         scratch = SharedScratch(
-            heads.num_heads, heads.head_dim, self.step.num_seqs + 3, num_sms, device, FEW_ROWS
+            heads.num_heads, heads.head_dim, self.step.num_seqs + 3, num_sms, device, tuning
         )
         form = SharedForm(
             heads.num_kv_heads,
-            FEW_ROWS.rows,
+            tuning.rows,
             heads.num_heads // heads.num_kv_heads,
             self.block_size,
-            FEW_ROWS.tile,
+            tuning.tile,
             window,
             token_bytes=1,
         )
@@ -141,7 +153,7 @@ class Case:
         plan.fill(*self.host, self.host_table, stride, self.step.num_seqs)
         plan.upload()
 
-    def run(self, num_sms: int, window: int | None, shared: Shared | None) -> torch.Tensor:
+    def run(self, num_sms: int, window: int | None, shared: Shared | None, own: Tuning = OWN) -> torch.Tensor:
         heads = self.heads
         scratch = DecodeScratch(
             heads.num_heads,
@@ -150,13 +162,13 @@ class Case:
             self.step.num_seqs,
             num_sms,
             torch.device(DEVICE),
-            OWN,
+            own,
         )
         plan = scratch.new_plan()
         scratch.make_plan(plan, self.step, heads.num_kv_heads, window, shared)
         expected = make_plan_torch(
             self.step.query_start.cpu(), self.step.context_len.cpu(), heads.num_kv_heads, scratch.num_programs,
-            OWN.tile, window, shared.plan.row_of_seq.cpu() if shared else None,
+            own.tile, window, shared.plan.row_of_seq.cpu() if shared else None,
         )  # fmt: skip
         torch.testing.assert_close(plan.cpu(), expected, rtol=0, atol=0)
         out = torch.full_like(self.q, 7.0)
@@ -341,6 +353,31 @@ def test_two_sequences_must_fit_into_a_program() -> None:
     form = SharedForm(1, 64, 64, 16, 64, None, 4096)
     with pytest.raises(ValueError, match="heads_per_kv=64: two sequences need 128 rows"):
         SharedPlan(form, 4, 8, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tile", [0, 48, 128])
+def test_tiles_must_divide_those_of_the_plan(tile: int) -> None:
+    form = SharedForm(1, 64, 4, 16, tile, None, 4096)
+    with pytest.raises(ValueError, match=f"tile={tile}: must divide 64"):
+        SharedPlan(form, 4, 8, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_what_is_launched_in_16_bits_by_default(head_dim: int) -> None:
+    case = Case(NESTED, Heads(4, 1, head_dim), dtype=torch.float16)
+    tuning, own = shared_tuning(head_dim, 2), decode_tuning(4, head_dim, 2, is_shared=True)
+    assert (tuning.rows, tuning.tile) == (64, 64 if head_dim == 128 else 32)
+    shared = case.shared(1, tuning=tuning)
+    assert shared.plan.row_of_seq.view(-1, 4)[: len(NESTED), 0].tolist() == [
+        128,
+        128,
+        192,
+        192,
+        192,
+        192,
+        128,
+    ]
+    case.check(case.run(1, None, shared, own))
 
 
 @pytest.mark.parametrize("kv_dtype", [None, INT8])
