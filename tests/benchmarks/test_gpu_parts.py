@@ -6,6 +6,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Done, TransferId
@@ -55,6 +56,16 @@ def test_common_keys_are_read_once_and_for_each_row(tmp_path: Path) -> None:
     assert row["error_of_shared"] < 1e-5 and row["shared_s"] > 0 and row["alone_s"] > 0
     # 512 tokens once, and nine of each of three sequences: K and V of two heads of 64 in float32.
     assert row["num_bytes"] == (512 + 27) * 2 * 2 * 64 * 4
+
+
+def test_common_keys_count_once_in_what_must_not_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes = attention.kv_bytes([512 + 27], 2, 64)
+    monkeypatch.setattr(attention, "MIN_BYTES", 5 * num_bytes)
+    state = attention.Inputs(torch.device("cpu"), [521] * 3, 4, 2, 64, num_common=512)
+    # Blocks of 16 tokens.
+    assert state.cache.shape[:2] == (32 + 3, 5)
+    table = state.step.block_table
+    assert (table[:, :32] == table[0, :32]).all() and len(table.unique()) == 32 + 3
 
 
 # Tests of the kernel have each scheme every time.
