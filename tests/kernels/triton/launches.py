@@ -153,15 +153,17 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
-        shared = shared_on_meta(q, cache, window)
-        launches[f"make_plan shared {name}"] = partial(
-            scratch.make_plan, plan, step, kv_heads, window, shared
-        )
-        launches[f"shared {name}"] = partial(
-            balanced_attention,
-            *(q, cache, step, plan, scratch_on_meta(q, cache), 0.1, window, q),
-            shared=shared,
-        )
+        # 40 heads of 128 without groups take the tunings of 32 heads of 80.
+        if heads != 40:
+            shared = shared_on_meta(q, cache, window)
+            launches[f"make_plan shared {name}"] = partial(
+                scratch.make_plan, plan, step, kv_heads, window, shared
+            )
+            launches[f"shared {name}"] = partial(
+                balanced_attention,
+                *(q, cache, step, plan, scratch_on_meta(q, cache), 0.1, window, q),
+                shared=shared,
+            )
         step = replace(step, is_reversed=ints)
         launches[f"balanced reversed {name}"] = partial(
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
