@@ -30,6 +30,8 @@ from alignedserve.engine.limits import EngineLimits
 from alignedserve.engine.rank_leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
+from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
+from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.layer_groups import LayerGroups
 from alignedserve.models.base import Model
@@ -166,6 +168,18 @@ def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> N
     check_ranks(config, model_config)
     if not is_cpu:
         check_num_gpus(config, torch.cuda.device_count())
+        check_decode_kernel(config)
+
+
+def check_decode_kernel(config: EngineConfig) -> None:
+    if config.decode_kernel != "shared":
+        return
+    try:
+        library()
+    except (NoCompiler, BuildFailed) as error:
+        raise ValueError(
+            f"decode_kernel='shared': native code of the CPU kernels makes its plans: {error}"
+        ) from None
 
 
 def _num_exchanged(config: EngineConfig, model_config: ModelConfig) -> int:

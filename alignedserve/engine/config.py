@@ -15,7 +15,7 @@ from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
 # vLLM has "float" and "half", too.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
-DECODE_KERNELS = ("balanced", "plain")
+DECODE_KERNELS = ("balanced", "plain", "shared")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 
@@ -56,7 +56,9 @@ class EngineConfig:
         ATTENTION_BACKENDS,
     ] = "auto"
     decode_kernel: Annotated[
-        str, "decode kernel of triton; plain runs one program per sequence and KV head", DECODE_KERNELS
+        str,
+        "decode kernel of triton; plain runs one program per sequence and KV head; shared reads common prefixes once",
+        DECODE_KERNELS,
     ] = "balanced"
     enforce_eager: Annotated[bool, "launch kernels one by one, without CUDA graphs"] = False
     cudagraph_capture_sizes: Annotated[

@@ -13,13 +13,14 @@ import torch
 from alignedserve.kernels.kv_rows import is_coded
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
-    PagedStep,
     balanced_attention,
     decode_tuning,
     plain_attention,
 )
 from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.paged_attention import PagedStep
 from alignedserve.kernels.triton.rope_write import rope_write
+from alignedserve.kernels.triton.shared_attention import Shared
 from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.base import AttentionSpec, place_of
 from alignedserve.ops.cuda_inputs import (
@@ -31,6 +32,7 @@ from alignedserve.ops.cuda_inputs import (
     write_part,
 )
 from alignedserve.ops.kept_inputs import KeptInputs
+from alignedserve.ops.shared_plans import SharedPlans
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import attend_sequence
 
@@ -46,11 +48,17 @@ class CudaAttention:
         self._cache = cache
         self._groups = groups or one_group(cache.shape[1])
         self._step = step
-        self._decode_kernel = decode_kernel
+        self._is_balanced = decode_kernel != "plain"
+        device = cache.device
+        self._num_sms = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        )
+        if decode_kernel == "shared":
+            step.shared_plans = SharedPlans(cache, step.max_seqs, self._num_sms)
         self._scratch: dict[int, DecodeScratch] = {}
-        self._plans: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._plans: dict[tuple[int, int | None, int], torch.Tensor] = {}
         # Plans that were made in this step.
-        self._made: set[tuple[int, int | None]] = set()
+        self._made: set[tuple[int, int | None, int]] = set()
 
     def begin(self) -> None:
         """Begins a step."""
@@ -60,8 +68,8 @@ class CudaAttention:
         step, shape = self._step, self._step.shape
         place = place_of(spec, self._groups, step)
         has_decodes = shape.num_decodes > 0
-        if has_decodes and self._decode_kernel == "balanced":
-            self._make_plan(spec, qkv.element_size())
+        if has_decodes and self._is_balanced:
+            self._make_plan(spec, place.group, qkv.element_size())
         q = rope_write(
             qkv,
             step.positions[: len(qkv)],
@@ -132,33 +140,48 @@ class CudaAttention:
     def _scratch_for(self, spec: AttentionSpec, element_bytes: int) -> DecodeScratch:
         """`element_bytes`: bytes per value of q."""
         if spec.num_heads not in self._scratch:
-            device = self._cache.device
-            num_sms = (
-                torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-            )
             heads_per_kv = spec.num_heads // spec.num_kv_heads
-            tuning = decode_tuning(heads_per_kv, spec.head_dim, element_bytes, is_coded(self._cache))
+            is_shared = self._step.shared_plans is not None
+            tuning = decode_tuning(
+                heads_per_kv, spec.head_dim, element_bytes, is_coded(self._cache), is_shared
+            )
             self._scratch[spec.num_heads] = DecodeScratch(
-                spec.num_heads, spec.num_kv_heads, spec.head_dim, self._step.max_seqs, num_sms, device, tuning
+                spec.num_heads,
+                spec.num_kv_heads,
+                spec.head_dim,
+                self._step.max_seqs,
+                self._num_sms,
+                self._cache.device,
+                tuning,
             )
         return self._scratch[spec.num_heads]
 
-    def _make_plan(self, spec: AttentionSpec, element_bytes: int) -> None:
-        key = (spec.num_heads, spec.sliding_window)
+    def _shared(self, spec: AttentionSpec, group: int, element_bytes: int) -> Shared | None:
+        plans = self._step.shared_plans
+        return plans.of_layer(spec, group, element_bytes) if plans else None
+
+    def _key(self, spec: AttentionSpec, group: int) -> tuple[int, int | None, int]:
+        """Groups of layers differ only in their blocks, and so in what sequences have in common."""
+        return spec.num_heads, spec.sliding_window, group if self._step.shared_plans else 0
+
+    def _make_plan(self, spec: AttentionSpec, group: int, element_bytes: int) -> None:
+        key = self._key(spec, group)
         if key in self._made:
             return
-        scratch = self._scratch_for(spec, element_bytes)
+        scratch, shared = self._scratch_for(spec, element_bytes), self._shared(spec, group, element_bytes)
         if key not in self._plans:
             self._plans[key] = scratch.new_plan()
-        scratch.make_plan(self._plans[key], self._paged_step(), spec.num_kv_heads, spec.sliding_window)
+        step, window = self._paged_step(group), spec.sliding_window
+        scratch.make_plan(self._plans[key], step, spec.num_kv_heads, window, shared)
         self._made.add(key)
 
     def _decode(self, q: torch.Tensor, spec: AttentionSpec, place: GroupedLayer, out: torch.Tensor) -> None:
         layer, step = self._cache[:, place.index], self._paged_step(place.group)
         scratch, window = self._scratch_for(spec, q.element_size()), spec.sliding_window
-        if self._decode_kernel == "balanced":
-            plan = self._plans[spec.num_heads, window]
-            balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out, spec.sinks)
+        if self._is_balanced:
+            plan = self._plans[self._key(spec, place.group)]
+            shared = self._shared(spec, place.group, q.element_size())
+            balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out, spec.sinks, shared)
         else:
             plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning, spec.sinks)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.kernels.triton.decode_attention import PagedStep, decode_tuning, plain_attention
+from alignedserve.kernels.triton.decode_attention import decode_tuning, plain_attention
 from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.paged_attention import PagedStep
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.kept_inputs import KeptInputs

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ import torch
 from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.step_adapters import StepAdapters
 from alignedserve.ops.step_shape import Ladder, StepShape
+
+if TYPE_CHECKING:
+    from alignedserve.ops.shared_plans import SharedPlans
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ class StepInputs:
         self.shape = StepShape(0, 0, 0)
         self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
         self.adapters = StepAdapters(max_tokens, device) if has_adapters else None
+        # Given by a backend that reads keys once for several sequences.
+        self.shared_plans: SharedPlans | None = None
 
     @property
     def has_adapters(self) -> bool:
@@ -178,6 +184,8 @@ class StepInputs:
         # Steps with adapters are not captured.
         is_special = self.keeps_inputs or self.has_adapters
         self._fill_up(own, own if is_special else self.ladder.rung(own))
+        if self.shared_plans is not None:
+            self.shared_plans.fill(self, own.num_decodes)
 
     def commit_empty(self, shape: StepShape) -> None:
         """Sets up an empty step, padded to this shape, to capture it."""
@@ -187,6 +195,8 @@ class StepInputs:
         self.host.query_start[0] = 0
         self.host.chunk_start[0] = self.host.context_start[0] = self.host.first_chunk[0] = 0
         self._fill_up(StepShape(0, 0, 0), shape)
+        if self.shared_plans is not None:
+            self.shared_plans.clear()
 
     def _shape_with_chunks(self) -> StepShape:
         starts = self.host.query_start[: self.num_seqs + 1]
@@ -267,6 +277,9 @@ class StepInputs:
                 self.kept_inputs.upload()
             if self.adapters is not None:
                 self.adapters.upload()
+        # Also on a CPU, where plans are memory of their own.
+        if self.shared_plans is not None:
+            self.shared_plans.upload()
 
     def mark_sent(self) -> None:
         """Records that the copy of the buffers has been launched."""

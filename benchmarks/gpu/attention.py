@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -33,6 +34,8 @@ MIXES = {
     "1 x 1K": [1024],
     "128 x 512": [512] * 128,
 }
+# Sequences, tokens that they have in common, and tokens of their own.
+SHARED = (64, 4096, 128)
 AIM_EVEN, AIM_SKEWED = 0.85, 0.75
 BLOCK_SIZE = 16
 # Bytes of all layers together: several times the size of the cache.
@@ -50,11 +53,18 @@ def num_layers(num_bytes: int, max_layers: int = MAX_LAYERS) -> int:
     return max(2, min(max_layers, -(-MIN_BYTES // num_bytes)))
 
 
+def num_unique(lengths: Sequence[int], num_common: int) -> int:
+    """Returns the tokens of sequences whose first `num_common` are the same."""
+    return num_common + sum(length - num_common for length in lengths)
+
+
 def run(bench: Bench) -> None:
     for mix, lengths in MIXES.items():
         if bench.options.is_tiny:
             lengths = [max(1, length // 256) for length in lengths[-3:]]
         bench.case(mix, measure_mix, bench, mix, lengths, needs_s=8.0)
+    # Last, because a kernel that fails can leave the GPU unusable to this process. Three kernels are compiled.
+    bench.case("64 behind 4,096 common tokens", measure_shared, bench, needs_s=15.0)
 
 
 def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
@@ -87,6 +97,31 @@ def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
     }
 
 
+def measure_shared(bench: Bench) -> Row:
+    """Compares `balanced`, in which each sequence reads all of its keys, with `shared`."""
+    num_seqs, num_common, num_own = SHARED if not bench.options.is_tiny else (3, 512, 9)
+    heads = (32, 8, 128) if not bench.options.is_tiny else (4, 2, 64)
+    lengths = [num_common + num_own] * num_seqs
+    state = Inputs(bench.device, lengths, *heads, max_layers=bench.pick(MAX_LAYERS, 2), num_common=num_common)
+    num_tokens = num_unique(lengths, num_common)
+    num_bytes = kv_bytes([num_tokens], heads[1], heads[2], state.cache.element_size())
+    alone_s = statistics.median(chained_seconds(bench, state.balanced_calls()))
+    token_bytes = kv_bytes([1], heads[1], heads[2], state.cache.element_size())
+    # Tiny sequences save too little.
+    shared_calls = state.shared_calls(token_bytes if not bench.options.is_tiny else 1 << 20)
+    shared_s = statistics.median(chained_seconds(bench, shared_calls))
+    error = state.error(shared_calls[0])
+    return {
+        "num_bytes": num_bytes,
+        "num_layers": state.layers,
+        "alone_s": alone_s,
+        "shared_s": shared_s,
+        "copied_share": num_bytes / shared_s / ceiling(bench, "copy_bytes_per_s"),
+        "error_of_shared": error,
+        "summary": f"balanced {alone_s * 1e6:.1f} us, shared {shared_s * 1e6:.1f} us, error {error:.1e}",
+    }
+
+
 def chained_seconds(bench: Bench, calls: Sequence[Callable[[], Any]]) -> list[float]:
     """Returns the seconds per call, measured over all calls one after the other in a graph."""
     for call in calls[:2]:
@@ -114,21 +149,28 @@ class Inputs:
         num_kv_heads: int,
         head_dim: int,
         max_layers: int = MAX_LAYERS,
+        num_common: int = 0,
     ) -> None:
-        from alignedserve.kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
+        """`num_common`: leading tokens that all sequences have in common, in whole blocks."""
+        from alignedserve.kernels.triton.decode_attention import DecodeScratch, decode_tuning
+        from alignedserve.kernels.triton.paged_attention import PagedStep
 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.lengths, self.scale = lengths, head_dim**-0.5
-        self.layers = num_layers(kv_bytes(lengths, num_kv_heads, head_dim), max_layers)
-        num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        num_bytes = kv_bytes([num_unique(lengths, num_common)], num_kv_heads, head_dim)
+        self.layers = num_layers(num_bytes, max_layers)
+        first_own = num_common // BLOCK_SIZE
+        num_blocks = [first_own, *(-(-length // BLOCK_SIZE) - first_own for length in lengths)]
         shape = (sum(num_blocks), self.layers, 2, num_kv_heads, BLOCK_SIZE, head_dim)
         self.cache = torch.empty(shape, dtype=dtype, device=device)
         for block in torch.split(self.cache, 1024):
             block.normal_(0.0, 0.5)
-        ids = torch.split(torch.randperm(sum(num_blocks)).int(), num_blocks)
-        table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
-        for seq, blocks in enumerate(ids):
-            table[seq, : len(blocks)] = blocks
+        common, *ids = torch.split(torch.randperm(sum(num_blocks)).int(), num_blocks)
+        table = torch.zeros(len(lengths), first_own + max(map(len, ids)), dtype=torch.int32)
+        table[:, :first_own] = common
+        for row, own in zip(table, ids, strict=True):
+            row[first_own : first_own + len(own)] = own
+        self._host_table = table.numpy()
 
         def ints(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
@@ -143,20 +185,23 @@ class Inputs:
         self.q = torch.randn(len(lengths), num_heads, head_dim, device=device).to(dtype)
         self.out = torch.empty_like(self.q)
         self.tuning = decode_tuning(num_heads // num_kv_heads, head_dim, self.cache.element_size())
-        num_sms = (
+        self._num_sms = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
         )
         self.scratch = DecodeScratch(
-            num_heads, num_kv_heads, head_dim, len(lengths), num_sms, device, self.tuning
+            num_heads, num_kv_heads, head_dim, len(lengths), self._num_sms, device, self.tuning
         )
         self.plan = self.scratch.new_plan()
         self.scratch.make_plan(self.plan, self.step, num_kv_heads, None)
+
+    def balanced_calls(self) -> list[Callable[[], Any]]:
+        return [partial(self._balanced, layer) for layer in range(self.layers)]
 
     def kernels(self) -> dict[str, list[Callable[[], Any]]]:
         """Returns each kernel's calls, one per layer, all computing the same attention."""
         layers = range(self.layers)
         found: dict[str, list[Callable[[], Any]]] = {
-            "balanced": [partial(self._balanced, layer) for layer in layers],
+            "balanced": self.balanced_calls(),
             "plain": [partial(self._plain, layer) for layer in layers],
         }
         if self.q.is_cuda:
@@ -166,11 +211,43 @@ class Inputs:
             found["copy"] = self._copies()
         return found
 
-    def error(self) -> float:
+    def shared_calls(self, token_bytes: int) -> list[Callable[[], Any]]:
+        """Returns calls like those of `balanced`, which read common keys once. Makes their plans. `token_bytes`: of K
+        and V, by which the plan judges whether reading once pays."""
+        from alignedserve.kernels.triton.decode_attention import balanced_attention
+        from alignedserve.kernels.triton.shared_attention import Shared, SharedScratch, shared_tuning
+        from alignedserve.kernels.triton.shared_plan import SharedForm, SharedPlan
+
+        num_seqs, num_heads, head_dim = self.q.shape
+        num_kv_heads, device = self.cache.shape[3], self.q.device
+        tuning = shared_tuning(head_dim, self.q.element_size())
+        scratch = SharedScratch(num_heads, head_dim, num_seqs, self._num_sms, device, tuning)
+        heads = num_heads // num_kv_heads
+        form = SharedForm(num_kv_heads, tuning.rows, heads, BLOCK_SIZE, tuning.tile, None, token_bytes)
+        shared = Shared(SharedPlan(form, num_seqs, scratch.num_programs, device), scratch)
+        starts, ends = np.arange(num_seqs + 1, dtype=np.int32), np.array(self.lengths, dtype=np.int32) - 1
+        table, columns = self._host_table, self._host_table.shape[1]
+        shared.plan.fill(starts, ends, np.zeros_like(ends), table, columns, num_seqs)
+        shared.plan.upload()
+        if not int(shared.plan.header[2]):
+            raise RuntimeError("the plan shares nothing")
+        plan = self.scratch.new_plan()
+        self.scratch.make_plan(plan, self.step, num_kv_heads, None, shared)
+
+        def call(layer: int) -> None:
+            balanced_attention(
+                *(self.q, self.cache[:, layer], self.step, plan, self.scratch, self.scale, None, self.out),
+                shared=shared,
+            )
+
+        return [partial(call, layer) for layer in range(self.layers)]
+
+    def error(self, call: Callable[[], Any] | None = None) -> float:
+        """Returns the error of a call for the first layer, which is `balanced` by default."""
         from alignedserve.kernels.triton.decode_attention import decode_attention_torch
 
         self.out.fill_(float("nan"))
-        self._balanced(0)
+        (call or partial(self._balanced, 0))()
         expected = decode_attention_torch(self.q, self.cache[:, 0], self.step, self.scale, None)
         return float((self.out.double() - expected).norm() / expected.norm())
 

@@ -66,7 +66,7 @@ PARTS = (
     Part("fp8", 40, *_run("step", "--models", "llama-3.1-8b", "--quantization", "fp8")),
     Part("mixture", 60, *_run("step", "--models", "qwen3-30b-a3b")),
     Part("window", 45, *_run("step,chunks", "--models", "gemma-3-4b")),
-    Part("attention", 50, *_run("attention")),
+    Part("attention", 60, *_run("attention")),
 )
 NAMES = tuple(part.name for part in PARTS)
 

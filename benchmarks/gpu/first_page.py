@@ -353,6 +353,9 @@ def _chunks(rows: Sequence[Row]) -> str:
     return table(("model", "tokens", "after", "ms", "roofline (ms)", "share", "aim (ms)", ""), cells)
 
 
+SHARED_HEAD = ("sequences", "balanced (µs)", "shared (µs)", "error of shared")
+
+
 def _attention(rows: Sequence[Row]) -> str:
     """Shows microseconds, with the share of a copy's bandwidth."""
     found = {(row["mix"], row["kernel"]): row for row in rows if "kernel" in row}
@@ -362,7 +365,18 @@ def _attention(rows: Sequence[Row]) -> str:
             each = [found.get((row["case"], kernel)) for kernel in KERNELS]
             times = [f"{one['median_s'] * 1e6:.1f} ({one['share']:.1%})" if one else "" for one in each]
             cells.append((row["case"], *times, f"{row['aim']:.0%}", f"{row['error_of_balanced']:.1e}"))
-    return table(("lengths", *(f"{kernel} (µs)" for kernel in KERNELS), "aim", "error of balanced"), cells)
+    text = table(("lengths", *(f"{kernel} (µs)" for kernel in KERNELS), "aim", "error of balanced"), cells)
+    common = [
+        (
+            row["case"],
+            f"{row['alone_s'] * 1e6:.1f}",
+            f"{row['shared_s'] * 1e6:.1f} ({row['copied_share']:.1%})",
+            f"{row['error_of_shared']:.1e}",
+        )
+        for row in rows
+        if "shared_s" in row
+    ]
+    return f"{text}\n\n{table(SHARED_HEAD, common)}" if common else text
 
 
 def _not_run(rows: Sequence[Row]) -> str:

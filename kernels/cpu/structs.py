@@ -271,6 +271,13 @@ class Step(Structure):
     ]
 
 
+class SharedLimits(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("block_size", "tile", "window", "max_rows")),
+        *((name, c_int64) for name in ("min_saved_per_row", "min_saved")),
+    ]
+
+
 class KvBlocks(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("values", "stored")),
@@ -296,6 +303,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.run_program.restype = c_int32
     library.keys_read.argtypes = [c_void_p, c_int32, c_int32, c_int32, POINTER(c_int64)]
     library.keys_read.restype = c_int64
+    library.shared_tasks.argtypes = [c_void_p] * 6
+    library.shared_tasks.restype = c_int32
     library.pack_weight.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int32]
     library.pack_weight.restype = None
     library.argmax_rows.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32]

@@ -23,11 +23,17 @@ import torch
 import triton
 import triton.language as tl
 
-from alignedserve.kernels.kv_rows import as_movable, from_rows, head_dim_of, is_coded
+from alignedserve.kernels.kv_rows import as_movable, from_rows
 from alignedserve.kernels.triton.decode_plan import make_plan, plan_size
-from alignedserve.kernels.triton.kv_rows import codes_of, load_scales, numbers, scales_of
-
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from alignedserve.kernels.triton.kv_rows import codes_of, scales_of
+from alignedserve.kernels.triton.paged_attention import (
+    LOG2_E,
+    PagedStep,
+    attend_to_tile,
+    check_attention,
+    look_up,
+)
+from alignedserve.kernels.triton.shared_attention import Shared, add_shared, shared_attention
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,14 @@ class Tuning:
     programs_per_sm: int = 2
 
 
-def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int, is_coded: bool = False) -> Tuning:
+def decode_tuning(
+    heads_per_kv: int, head_dim: int, element_bytes: int, is_coded: bool = False, is_shared: bool = False
+) -> Tuning:
     """Returns the fastest tuning on an H200. Wide heads were not measured; for them it returns one that fits.
-    `element_bytes`: bytes per value of q. An 8-bit cache was not measured so far."""
-    if element_bytes > 2 and is_coded:
-        # Values widened to float32 are held in registers.
-        tile = 8 if head_dim > 128 else 16
-        return Tuning(tile=tile, num_warps=8, num_stages=2, programs_per_sm=2)
+    `element_bytes`: bytes per value of q. An 8-bit cache and `is_shared` (shared_attention.py) were not measured."""
+    if element_bytes > 2 and (is_coded or is_shared):
+        # Values widened to float32, or parts that are added, are held in registers. A product takes 16 keys or more.
+        return Tuning(tile=16, num_warps=8, num_stages=2, programs_per_sm=2)
     if head_dim > 128:
         return Tuning(tile=64 // element_bytes, num_warps=4, num_stages=2, programs_per_sm=2)
     if element_bytes > 2:
@@ -54,23 +61,6 @@ def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int, is_coded
     if heads_per_kv == 1:
         return Tuning(tile=64, num_warps=4, num_stages=2, programs_per_sm=3)
     return Tuning(tile=64, num_warps=4, num_stages=3, programs_per_sm=2)
-
-
-@dataclass(frozen=True)
-class PagedStep:
-    """The inputs that all layers of a group share."""
-
-    query_start: torch.Tensor
-    context_len: torch.Tensor
-    # Flat. Sequence s's blocks of this layer group begin at (s * num_groups + group) * table_stride[0].
-    block_table: torch.Tensor
-    table_stride: torch.Tensor
-    # Sequences, padding included.
-    num_seqs: int
-    # 1 for each sequence that fills its blocks from the last slot down; None if none does.
-    is_reversed: torch.Tensor | None = None
-    group: int = 0
-    num_groups: int = 1
 
 
 class DecodeScratch:
@@ -99,7 +89,14 @@ class DecodeScratch:
     def new_plan(self) -> torch.Tensor:
         return torch.zeros(self.max_plan, dtype=torch.int32, device=self.parts.device)
 
-    def make_plan(self, plan: torch.Tensor, step: PagedStep, num_kv_heads: int, window: int | None) -> None:
+    def make_plan(
+        self,
+        plan: torch.Tensor,
+        step: PagedStep,
+        num_kv_heads: int,
+        window: int | None,
+        shared: Shared | None = None,
+    ) -> None:
         make_plan(
             plan,
             step.query_start,
@@ -109,6 +106,7 @@ class DecodeScratch:
             self.num_programs,
             self.tuning.tile,
             window,
+            shared.plan.row_of_seq if shared else None,
         )
 
 
@@ -122,11 +120,14 @@ def balanced_attention(
     window: int | None,
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    shared: Shared | None = None,
 ) -> torch.Tensor:
-    """`cache`: one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan`: made for this step and
-    window."""
-    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out, sinks)
+    """`cache`: one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan`: made for this step, window and
+    `shared`, which is the plan of keys that are read once for several sequences."""
+    num_heads, num_kv_heads, head_dim, block_size = check_attention(q, cache, out, sinks)
     tuning = scratch.tuning
+    if shared:
+        shared_attention(q, cache, step, shared, scale)
     _balanced_kernel[(scratch.num_programs,)](
         q,
         codes_of(cache),
@@ -140,6 +141,7 @@ def balanced_attention(
         step.block_table,
         step.table_stride,
         step.is_reversed,
+        *(shared.tensors if shared else (None,) * 5),
         step.num_seqs,
         step.group,
         step.num_groups,
@@ -157,6 +159,7 @@ def balanced_attention(
         WIDTH=triton.next_power_of_2(head_dim),
         TILE=tuning.tile,
         HEADS_UP=triton.next_power_of_2(num_heads // num_kv_heads),
+        SHARED_ROWS=shared.scratch.tuning.rows if shared else 0,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -173,7 +176,7 @@ def plain_attention(
     tuning: Tuning,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out, sinks)
+    num_heads, num_kv_heads, head_dim, block_size = check_attention(q, cache, out, sinks)
     _plain_kernel[(step.num_seqs, num_kv_heads)](
         q,
         codes_of(cache),
@@ -212,27 +215,6 @@ def _rows(num_heads: int, num_kv_heads: int) -> int:
     return max(16, heads_per_kv)
 
 
-def _check(
-    q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
-) -> tuple[int, int, int, int]:
-    if cache.dim() != 5 or cache.shape[1] != 2 or cache[0, 0].is_contiguous() is False:
-        raise ValueError(f"cache must be [block, 2, kv_head, slot, row], not {tuple(cache.shape)}")
-    num_kv_heads, block_size, head_dim = *cache.shape[2:4], head_dim_of(cache)
-    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.stride()[1:] != (head_dim, 1):
-        raise ValueError(
-            f"q must be [tokens, n * {num_kv_heads}, {head_dim}] with contiguous rows, not {tuple(q.shape)}"
-        )
-    if q.dtype != out.dtype or not (is_coded(cache) or cache.dtype == q.dtype):
-        raise ValueError(f"q, cache and out must have one dtype, not {q.dtype}, {cache.dtype}, {out.dtype}")
-    if out.shape != q.shape or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {tuple(q.shape)}, not {tuple(out.shape)}")
-    if sinks is not None and (sinks.shape != q.shape[1:2] or not sinks.is_contiguous()):
-        raise ValueError(
-            f"sinks must be contiguous, one for each of {q.shape[1]} heads, not {tuple(sinks.shape)}"
-        )
-    return q.shape[1], num_kv_heads, head_dim, block_size
-
-
 @triton.jit
 def _load_q(
     q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
@@ -244,74 +226,9 @@ def _load_q(
 
 
 @triton.jit
-def _look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Returns the block of each key of a tile."""
-    position = tile * TILE + tl.arange(0, TILE)
-    return tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
-
-
-@triton.jit
 def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """Returns the number of tiles before the window."""
     return tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
-
-
-@triton.jit
-def _attend_to_tile(
-    query,
-    cache,
-    scales,
-    kv_head,
-    block,
-    is_reversed,
-    seq,
-    tile,
-    length,
-    highest,
-    total,
-    acc,
-    scale,
-    block_stride,
-    value_offset,
-    HEAD_DIM: tl.constexpr,
-    ROW: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Adds one tile to the undivided weighted values, their maximum and their sum.
-
-    `block` has the blocks of the tile's keys. They are looked up one tile earlier: otherwise the prefetching loads of
-    keys would wait for them.
-    """
-    dim = tl.arange(0, WIDTH)
-    position = tile * TILE + tl.arange(0, TILE)
-    is_key = position < length
-    if WINDOW > 0:
-        is_key = is_key & (position >= length - WINDOW)
-    slot = position % BLOCK_SIZE
-    if is_reversed is not None:
-        slot = tl.abs(tl.load(is_reversed + seq) * (BLOCK_SIZE - 1) - slot)
-    row = block.to(tl.int64) * block_stride + slot * ROW
-    at = cache + kv_head * BLOCK_SIZE * ROW + row[:, None] + dim[None, :]
-    mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-    key = numbers(tl.load(at, mask=mask, other=0), query.dtype)
-    value = numbers(tl.load(at + value_offset, mask=mask, other=0), query.dtype)
-    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-    if scales is not None:
-        row += kv_head * BLOCK_SIZE * ROW
-        score = score * load_scales(scales, row, HEAD_DIM, is_key)[None, :]
-    score = tl.where(is_key[None, :], score, float("-inf"))
-    # A tile has at least one key, so this is finite.
-    higher = tl.maximum(highest, tl.max(score, 1))
-    weight = tl.exp2(score - higher[:, None])
-    shrink = tl.exp2(highest - higher)
-    total = total * shrink + tl.sum(weight, 1)
-    if scales is not None:
-        weight = weight * load_scales(scales, row + value_offset, HEAD_DIM, is_key)[None, :]
-    acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-    return higher, total, acc
 
 
 @triton.jit
@@ -344,6 +261,11 @@ def _balanced_kernel(
     block_table,
     table_stride,
     is_reversed,
+    row_of_seq,
+    header,
+    tasks,
+    shared_parts,
+    shared_weights,
     num_seqs,
     group,
     num_groups,
@@ -361,6 +283,7 @@ def _balanced_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     HEADS_UP: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
 ):
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     program = tl.program_id(0)
@@ -376,7 +299,9 @@ def _balanced_kernel(
     kv_head = (first_unit - seq_start * NUM_KV_HEADS) // tl.maximum(num_tiles, 1)
     tile = (first_unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
     skipped = _skipped(length, WINDOW, TILE)
-    block = _look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+    if row_of_seq is not None:
+        skipped += tl.load(record + 5, mask=is_used, other=0)
+    block = look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     first_seq, first_head, first_tiles, first_token, first_start = (
         seq,
         kv_head,
@@ -389,7 +314,7 @@ def _balanced_kernel(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     # One loop over the tiles of all heads, so that keys of the next head are loaded while this one ends.
     for unit in range(first_unit, end_unit):
-        highest, total, acc = _attend_to_tile(
+        highest, total, acc = attend_to_tile(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
             cache,
             scales,
@@ -417,6 +342,11 @@ def _balanced_kernel(
         is_over = is_last | (unit + 1 == end_unit)
         if is_over:
             if is_last & (head_start >= first_unit):
+                if row_of_seq is not None:
+                    acc, total, highest = add_shared(
+                        acc, total, highest, row_of_seq, header, tasks, shared_parts, shared_weights, seq, kv_head,
+                        HEADS, NUM_KV_HEADS, SHARED_ROWS, ROWS, WIDTH,
+                    )  # fmt: skip
                 _store_out(
                     out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH
                 )  # fmt: skip
@@ -433,14 +363,17 @@ def _balanced_kernel(
         record += tl.where(is_seq_over, 8, 0)
         seq, seq_start, num_tiles, length, token = _load_record(record, unit + 1 < end_unit)
         skipped = _skipped(length, WINDOW, TILE)
-        block = _look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+        if row_of_seq is not None:
+            skipped += tl.load(record + 5, mask=unit + 1 < end_unit, other=0)
+        block = look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     if is_used:
         # Stored parts of this program must be visible before it counts itself as done.
         tl.debug_barrier()
         if (first_start < first_unit) | (first_start + first_tiles > end_unit):
             _add_up(
                 out, sinks, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
-                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+                per_program, row_of_seq, header, tasks, shared_parts, shared_weights, NUM_HEADS, NUM_KV_HEADS,
+                HEAD_DIM, ROWS, WIDTH, HEADS_UP, SHARED_ROWS,
             )  # fmt: skip
         # The last head's values are read again: the loop has computed addresses ahead, past the end.
         record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
@@ -450,15 +383,17 @@ def _balanced_kernel(
         if (last_start > first_start) & (last_start + last_tiles > end_unit):
             _add_up(
                 out, sinks, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
-                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+                per_program, row_of_seq, header, tasks, shared_parts, shared_weights, NUM_HEADS, NUM_KV_HEADS,
+                HEAD_DIM, ROWS, WIDTH, HEADS_UP, SHARED_ROWS,
             )  # fmt: skip
 
 
 @triton.jit
 def _add_up(
-    out, sinks, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
+    out, sinks, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program, row_of_seq, header,
+    tasks, shared_parts, shared_weights, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Counts one more part of this head as stored. The program that stores the last one adds them up."""
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -470,6 +405,11 @@ def _add_up(
         acc, total, highest = _add_parts(
             parts, weights, first_program, last_program, head_start, per_program, HEADS, ROWS, WIDTH, HEADS_UP
         )
+        if row_of_seq is not None:
+            acc, total, highest = add_shared(
+                acc, total, highest, row_of_seq, header, tasks, shared_parts, shared_weights, seq, kv_head,
+                HEADS, NUM_KV_HEADS, SHARED_ROWS, HEADS_UP, WIDTH,
+            )  # fmt: skip
         _store_out(
             out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH
         )
@@ -571,14 +511,14 @@ def _plain_kernel(
     num_queries = tl.load(query_start + seq + 1) - token
     table = block_table + (seq * num_groups + group) * tl.load(table_stride).to(tl.int64)
     first_tile = _skipped(length, WINDOW, TILE)
-    block = _look_up(table, first_tile, length, BLOCK_SIZE, TILE)
+    block = look_up(table, first_tile, length, BLOCK_SIZE, TILE)
     if (length > 0) & (num_queries == 1):
         query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
         for tile in range(first_tile, (length + TILE - 1) // TILE):
-            highest, total, acc = _attend_to_tile(
+            highest, total, acc = attend_to_tile(
                 query,
                 cache,
                 scales,
@@ -601,7 +541,7 @@ def _plain_kernel(
                 WIDTH,
                 TILE,
             )
-            block = _look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
+            block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
         _store_out(out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
 
 

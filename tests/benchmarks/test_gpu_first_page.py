@@ -94,6 +94,14 @@ def test_the_last_run_that_measured_a_case_counts(tmp_path: Path) -> None:
     assert found == {"a": (2, 2, None), "b": (1, None, "x"), "c": (2, None, "y"), "d": (1, 1, None)}
 
 
+def test_keys_read_once_have_a_table(tmp_path: Path) -> None:
+    times = {"alone_s": 3e-4, "shared_s": 4e-5, "copied_share": 0.5, "error_of_shared": 1e-3}
+    row = {"part": "attention", "case": "64 behind 4,096", **times}
+    write([a_run(tmp_path / "first.json", a_part("attention", row))], tmp_path / "page")
+    text = (tmp_path / "page" / "gpu_first.md").read_text()
+    assert "| 64 behind 4,096 | 300.0 | 40.0 (50.0%) | 1.0e-03 |" in text
+
+
 def test_aims_that_are_missed_are_said(tmp_path: Path) -> None:
     common = {"model": "m", "before": 0, "roofline_s": 5e-3, "share": 0.5, "aim_ms": 14.0}
     rows = [a_chunk("m 512 tokens", count=512, median_s=13.4e-3, **common)]

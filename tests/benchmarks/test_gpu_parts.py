@@ -6,13 +6,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Done, TransferId
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import RequestKey
-from benchmarks.gpu import experts, host_cost, link, moves, quantised, step, throughput, workload
+from benchmarks.gpu import attention, experts, host_cost, link, moves, quantised, step, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
 
@@ -46,6 +47,25 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     assert ours["first_tokens"] == theirs["first_tokens"] != []
     assert ours["num_output_tokens"] == theirs["num_output_tokens"] == sampled["num_output_tokens"]
     assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
+
+
+@pytest.mark.slow
+def test_common_keys_are_read_once_and_for_each_row(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path)
+    row = attention.measure_shared(bench)
+    assert row["error_of_shared"] < 1e-5 and row["shared_s"] > 0 and row["alone_s"] > 0
+    # 512 tokens once, and nine of each of three sequences: K and V of two heads of 64 in float32.
+    assert row["num_bytes"] == (512 + 27) * 2 * 2 * 64 * 4
+
+
+def test_common_keys_count_once_in_what_must_not_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes = attention.kv_bytes([512 + 27], 2, 64)
+    monkeypatch.setattr(attention, "MIN_BYTES", 5 * num_bytes)
+    state = attention.Inputs(torch.device("cpu"), [521] * 3, 4, 2, 64, num_common=512)
+    # Blocks of 16 tokens.
+    assert state.cache.shape[:2] == (32 + 3, 5)
+    table = state.step.block_table
+    assert (table[:, :32] == table[0, :32]).all() and len(table.unique()) == 32 + 3
 
 
 # Tests of the kernel have each scheme every time.

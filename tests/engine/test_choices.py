@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alignedserve.engine.build import check_decode_kernel
 from alignedserve.engine.choices import (
     block_format,
     choose_layer_groups,
@@ -15,6 +17,7 @@ from alignedserve.engine.choices import (
     span_of_requests,
 )
 from alignedserve.engine.config import EngineConfig
+from alignedserve.kernels.cpu.library import loaded
 from alignedserve.layer_groups import one_group
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
@@ -93,3 +96,18 @@ def test_lengths_whose_tables_fit_no_machine_are_refused() -> None:
     with pytest.raises(ValueError, match=r"max_model_len=2147483647: the tables .* take \d+ GiB"):
         choose_max_model_len(config(max_model_len=None), absurd)
     assert choose_max_model_len(config(), absurd) == 8192
+
+
+def test_shared_decode_attention_needs_the_native_code_that_makes_its_plans(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_decode_kernel(EngineConfig("a model", decode_kernel="shared"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("ALIGNEDSERVE_CACHE_DIR", str(tmp_path))
+    loaded.cache_clear()
+    try:
+        check_decode_kernel(EngineConfig("a model"))
+        with pytest.raises(ValueError, match=r"decode_kernel='shared': .*no-such-compiler"):
+            check_decode_kernel(EngineConfig("a model", decode_kernel="shared"))
+    finally:
+        loaded.cache_clear()

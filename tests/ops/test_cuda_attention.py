@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from alignedserve.kernels.kv_rows import FP8, INT8, from_rows, to_rows
-from alignedserve.layer_groups import GroupedLayer
+from alignedserve.kernels.triton import shared_plan
+from alignedserve.layer_groups import GroupedLayer, LayerGroups
 from alignedserve.ops import cuda_attention
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.cuda_attention import CudaAttention
@@ -159,6 +160,55 @@ def test_blocks_before_the_window_may_be_gone(
     attention.begin()
     torch.testing.assert_close(attention(qkv, spec), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(paged_attention(qkv, cache, step, spec, PLACE), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, INT8], ids=str)
+def test_plans_of_shared_keys_are_made_for_each_step_and_group(
+    monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
+) -> None:
+    """From a step's inputs alone, as a captured step needs it."""
+    monkeypatch.setattr(shared_plan, "MIN_SAVED_PER_ROW", 1)
+    monkeypatch.setattr(shared_plan, "MIN_SAVED_BYTES", 0)
+    torch.manual_seed(0)
+    step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=40, num_groups=2)
+    groups = LayerGroups((PLACE, GroupedLayer(1, 0)), 1, num_full=2, num_sliding=0)
+    cache = to_rows(torch.randn(90, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), kv_dtype)
+    attention = CudaAttention(cache, step, "shared", groups)
+    assert step.shared_plans is not None
+    common, elsewhere = list(range(32)), list(range(32, 64))
+    # All three decodes have 128 tokens in common in the first group, and the last two in the second one.
+    work = [
+        Chunk(
+            [0], 129 + seq, [*common, 64 + seq], other_groups=([*(elsewhere if seq else common), 67 + seq],)
+        )
+        for seq in range(3)
+    ]
+    prompt = Chunk([0] * 5, 2, [70, 71], other_groups=([72, 73],))
+    found = []
+    for chunks_of_step in (work, work[1:], [*work, prompt], work):
+        fill_step(step, chunks_of_step, BLOCK_SIZE)
+        step.upload()
+        attention.begin()
+        num_tokens = step.num_tokens
+        for layer, place in enumerate(groups.layers):
+            spec = AttentionSpec(layer, HEADS, KV_HEADS, HEAD_DIM, 0.3)
+            qkv = torch.randn(num_tokens, WIDTH)
+            expected = paged_attention(qkv, cache.clone(), step, spec, place)
+            torch.testing.assert_close(attention(qkv, spec)[:num_tokens], expected, rtol=1e-4, atol=1e-4)
+        plans = step.shared_plans._plans.values()
+        found.append([plan.row_of_seq.view(-1, 4)[:3, 0].tolist() for plan in plans])
+    # A layer asks for its plan in the first step.
+    assert found == [
+        [[0, 0, 0], [0, 0, 0]],
+        [[128, 128, 0], [128, 128, 0]],
+        [[128, 128, 128], [0, 128, 128]],
+        [[128, 128, 128], [0, 128, 128]],
+    ]
+    step.commit_empty(step.shape)
+    # Kernels read a plan's own copy, which is the old one until it is sent.
+    assert all(int(plan.header[2]) > 0 for plan in plans)
+    step.upload()
+    assert all(int(plan.header[2]) == 0 for plan in plans)
 
 
 def test_an_empty_step_of_a_shape_writes_nothing() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve.kernels.triton import shared_plan
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import Policy
@@ -66,6 +67,30 @@ def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: st
     directory, numbers = tiny_model(family), (1, 5)
     engine = triton_engine(directory, max_prefill_chunk=16)
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
+
+
+@pytest.mark.slow
+def test_a_prefix_that_requests_share_is_read_once(
+    tiny_model: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are those of requests that read alone, in steps of three and then of two sequences."""
+    monkeypatch.setattr(shared_plan, "MIN_SAVED_PER_ROW", 1)
+    monkeypatch.setattr(shared_plan, "MIN_SAVED_BYTES", 0)
+    num_tasks: list[int] = []
+    fill = shared_plan.SharedPlan._fill
+
+    def noted(plan: shared_plan.SharedPlan, count: int) -> None:
+        num_tasks.append(count)
+        fill(plan, count)
+
+    monkeypatch.setattr(shared_plan.SharedPlan, "_fill", noted)
+    common = [number * 7 % VOCAB_SIZE for number in range(70)]
+    asked = [[*common, number] for number in range(3)]
+    params = [greedy_params(num_new) for num_new in (3, NUM_NEW, NUM_NEW)]
+    directory = tiny_model("llama-gqa-tied")
+    found = run(triton_engine(directory, decode_kernel="shared"), asked, params)
+    assert tokens(found) == tokens(run(make_instance(directory, dtype="float32"), asked, params))
+    assert num_tasks.count(1) >= 2
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@
 #include "key_tile.h"
 #include "ops.h"
 #include "program.h"
+#include "shared_tasks.h"
 
 namespace {
 
@@ -49,6 +50,11 @@ TokenBlock rows_of(const Step& step, const TokenBlock& all, int64_t row) {
 
 int64_t end_of(const Step& step, const TokenBlock& queries) {
   return step.positions[queries.first_token + queries.num_tokens - 1] + 1;
+}
+
+// Whether a sequence may share keys: it decodes a token, and its full blocks hold a tile.
+bool may_share(const Step& step, const TokenBlock& all) {
+  return all.num_tokens == 1 && !step.is_reversed[all.seq] && end_of(step, all) > kTileKeys;
 }
 
 TokenBlock of_heads(TokenBlock queries, int64_t first, int64_t count) {
@@ -163,6 +169,23 @@ Cut cut_of(const Decodes& decodes, size_t begin, size_t end, int64_t num_kv_head
   return best;
 }
 
+// Where a task that begins at `from` ends, if it has at most `most` queries. The next one reads again what queries on
+// both sides of the cut share. So it is cut where that is least, but not before half of the queries.
+size_t end_of_task(const std::vector<int64_t>& common, size_t from, size_t end, size_t most) {
+  if (end - from <= most) return end;
+  size_t cut = from + most;
+  for (size_t i = cut; i > from + most / 2; --i)
+    if (common[i] < common[cut]) cut = i;
+  return cut;
+}
+
+// Returns the number of keys that rows would read again without these segments.
+int64_t saved_by(const std::vector<Segment>& segments) {
+  int64_t saved = 0;
+  for (const Segment& segment : segments) saved += (segment.num_queries - 1) * (segment.end - segment.begin);
+  return saved;
+}
+
 }  // namespace
 
 void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& plan) {
@@ -197,9 +220,7 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
     if (plan.of_kept != (step.is_kept && step.is_kept[seq])) continue;
     const bool one_task_writes = wanted.num_tokens == all.num_tokens && all.num_tokens <= tokens_per_task;
     if (!one_task_writes) cut(all, kTokensPerWrite, plan.writes);
-    const bool may_share = plan.shared_group >= 0 && all.num_tokens == 1 && wanted.num_tokens == 1 &&
-                           !step.is_reversed[seq] && end_of(step, all) > kTileKeys;
-    if (may_share)
+    if (plan.shared_group >= 0 && wanted.num_tokens == 1 && may_share(step, all))
       decodes.push_back(wanted);
     else
       add_alone(wanted);
@@ -257,6 +278,53 @@ void make_attention_plan(const Step& step, int64_t block_size, AttentionPlan& pl
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return costs[a] > costs[b]; });
   tasks = plan.tasks;
   for (size_t i = 0; i < order.size(); ++i) plan.tasks[i] = tasks[order[i]];
+}
+
+int32_t shared_tasks(const Step* step, const SharedLimits* limits, SharedTask* tasks, SharedSegment* segments,
+                     int32_t* rows, SharedRow* row_of_seq) {
+  static thread_local std::vector<TokenBlock> decodes;
+  static thread_local std::vector<int64_t> common;
+  static thread_local std::vector<Segment> found;
+  decodes.clear();
+  for (int64_t seq = 0; seq < step->num_seqs; ++seq) {
+    row_of_seq[seq] = {0, -1, 0, 0};
+    const TokenBlock all = tokens_of(*step, seq, 1);
+    const bool is_cut_off = limits->window && all.num_tokens && end_of(*step, all) > limits->window;
+    if (!is_cut_off && may_share(*step, all)) decodes.push_back(all);
+  }
+  const Decodes sorted{*step, limits->block_size, 0, decodes, common};
+  sorted.sort();
+  int64_t saved = 0;
+  int32_t num_tasks = 0, num_segments = 0, num_rows = 0, num_tiles = 0;
+  for (size_t from = 0, to, end = 0; from < decodes.size(); from = to) {
+    if (from == end) end = sorted.end_of_tree(from);
+    to = end_of_task(common, from, end, limits->max_rows);
+    const int32_t count = to - from;
+    found.clear();
+    sorted.append(from, from, to, 0, found);
+    const int64_t saved_here = saved_by(found);
+    if (saved_here < std::max<int64_t>(1, count * limits->min_saved_per_row)) continue;
+    saved += saved_here;
+    SharedTask& task = tasks[num_tasks];
+    task = {num_rows, count, num_tiles, 0, num_segments, 0, {}};
+    for (const Segment& segment : found) {
+      const int32_t row = segment.first_query;
+      if (segment.num_queries == 1) {
+        row_of_seq[decodes[from + row].seq] = {int32_t(segment.begin), num_tasks, row, 0};
+        continue;
+      }
+      const int32_t first = segment.begin / limits->tile, tiles = segment.end / limits->tile - first;
+      segments[num_segments++] = {first, tiles, row, int32_t(segment.num_queries), task.num_tiles, {}};
+      task.num_tiles += tiles;
+    }
+    task.end_segment = num_segments;
+    for (size_t i = from; i < to; ++i) rows[num_rows++] = decodes[i].seq;
+    num_tiles += task.num_tiles;
+    ++num_tasks;
+  }
+  if (saved >= limits->min_saved) return num_tasks;
+  for (const TokenBlock& decode : decodes) row_of_seq[decode.seq] = {0, -1, 0, 0};
+  return 0;
 }
 
 int64_t keys_read(const Step* step, int32_t num_heads, int32_t num_kv_heads, int32_t block_size, int64_t* num_tasks) {

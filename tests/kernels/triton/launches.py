@@ -15,7 +15,6 @@ from alignedserve.kernels.triton.coded_weight import INT4, MXFP4, PACKED, CodedW
 from alignedserve.kernels.triton.coded_weight import INT8 as INT8_WEIGHT
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
-    PagedStep,
     balanced_attention,
     decode_tuning,
     plain_attention,
@@ -25,9 +24,12 @@ from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.gemv import coded_gemv_tuning, gemv, gemv_tuning
 from alignedserve.kernels.triton.layer_norm import layer_norm
+from alignedserve.kernels.triton.paged_attention import PagedStep
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
+from alignedserve.kernels.triton.shared_attention import Shared, SharedScratch, shared_tuning
+from alignedserve.kernels.triton.shared_plan import SharedForm, SharedPlan
 from alignedserve.kernels.triton.skinny_linear import (
     SkinnyScratch,
     coded_skinny_tuning,
@@ -151,12 +153,38 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
+        # 40 heads of 128 without groups take the tunings of 32 heads of 80.
+        if heads != 40:
+            shared = shared_on_meta(q, cache, window)
+            launches[f"make_plan shared {name}"] = partial(
+                scratch.make_plan, plan, step, kv_heads, window, shared
+            )
+            launches[f"shared {name}"] = partial(
+                balanced_attention,
+                *(q, cache, step, plan, scratch_on_meta(q, cache), 0.1, window, q),
+                shared=shared,
+            )
         step = replace(step, is_reversed=ints)
         launches[f"balanced reversed {name}"] = partial(
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain reversed {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
     return launches | sink_launches(dtype)
+
+
+def scratch_on_meta(q: torch.Tensor, cache: torch.Tensor) -> DecodeScratch:
+    num_heads, head_dim, num_kv_heads = *q.shape[1:], cache.shape[2]
+    tuning = decode_tuning(num_heads // num_kv_heads, head_dim, q.element_size(), is_shared=True)
+    return DecodeScratch(num_heads, num_kv_heads, head_dim, 32, 132, q.device, tuning)
+
+
+def shared_on_meta(q: torch.Tensor, cache: torch.Tensor, window: int | None) -> Shared:
+    num_heads, head_dim, num_kv_heads = *q.shape[1:], cache.shape[2]
+    tuning = shared_tuning(head_dim, q.element_size())
+    scratch = SharedScratch(num_heads, head_dim, 32, 132, q.device, tuning)
+    heads = num_heads // num_kv_heads
+    form = SharedForm(num_kv_heads, tuning.rows, heads, cache.shape[3], tuning.tile, window, 4096)
+    return Shared(SharedPlan(form, 32, scratch.num_programs, q.device), scratch)
 
 
 def sink_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
@@ -169,6 +197,11 @@ def sink_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return {
         "balanced sinks": partial(
             balanced_attention, q, cache, step, scratch.new_plan(), scratch, 0.1, 128, q, sinks
+        ),
+        "shared sinks": partial(
+            balanced_attention,
+            *(q, cache, step, scratch.new_plan(), scratch_on_meta(q, cache), 0.1, 128, q, sinks),
+            shared=shared_on_meta(q, cache, 128),
         ),
         "plain sinks": partial(plain_attention, q, cache, step, 0.1, 128, q, tuning, sinks),
     }
@@ -189,6 +222,11 @@ def coded_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         launches |= {
             f"balanced {coding}": partial(
                 balanced_attention, q, layer, step, scratch.new_plan(), scratch, 0.1, None, q
+            ),
+            f"shared {coding}": partial(
+                balanced_attention,
+                *(q, layer, step, scratch.new_plan(), scratch, 0.1, None, q),
+                shared=shared_on_meta(q, layer, None),
             ),
             f"plain {coding}": partial(plain_attention, q, layer, step, 0.1, None, q, tuning),
             f"gather_kv {coding}": partial(gather_kv, cache, 3, table, one, one, ints, context, context),

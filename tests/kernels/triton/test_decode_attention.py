@@ -9,13 +9,13 @@ triton = pytest.importorskip("triton")
 
 from alignedserve.kernels.triton.decode_attention import (  # noqa: E402
     DecodeScratch,
-    PagedStep,
     Tuning,
     balanced_attention,
     decode_attention_torch,
     plain_attention,
 )
 from alignedserve.kernels.triton.decode_plan import make_plan_torch  # noqa: E402
+from alignedserve.kernels.triton.paged_attention import PagedStep  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
