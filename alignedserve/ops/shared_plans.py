@@ -32,8 +32,8 @@ class SharedPlans:
         self._plans: dict[_Key, SharedPlan] = {}
 
     def of_layer(self, spec: AttentionSpec, group: int, element_bytes: int) -> Shared | None:
-        """Returns None if the heads of two sequences don't fit into a program. `element_bytes` is the size of a value
-        in q."""
+        """Returns None if the heads of two sequences don't fit into a program. `element_bytes`: see
+        `shared_tuning`."""
         tuning = shared_tuning(spec.head_dim, element_bytes)
         _, _, _, num_kv_heads, block_size, row = self._cache.shape
         form = SharedForm(

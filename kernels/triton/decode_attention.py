@@ -60,7 +60,9 @@ def decode_tuning(
         return Tuning(tile=32, num_warps=4, num_stages=2, programs_per_sm=2)
     if heads_per_kv == 1:
         return Tuning(tile=64, num_warps=4, num_stages=2, programs_per_sm=3)
-    return Tuning(tile=64, num_warps=4, num_stages=3, programs_per_sm=2)
+    # With three stages, codes that are widened and parts that are added don't fit into registers.
+    num_stages = 2 if is_coded and is_shared else 3
+    return Tuning(tile=64, num_warps=4, num_stages=num_stages, programs_per_sm=2)
 
 
 class DecodeScratch:

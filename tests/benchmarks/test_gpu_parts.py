@@ -65,7 +65,7 @@ def test_common_keys_count_once_in_what_must_not_fit_a_cache(monkeypatch: pytest
     # Blocks of 16 tokens.
     assert state.cache.shape[:2] == (32 + 3, 5)
     table = state.step.block_table
-    assert (table[:, :32] == table[0, :32]).all() and len({*table.flatten().tolist()}) == 32 + 3
+    assert (table[:, :32] == table[0, :32]).all() and len(set(table.flatten().tolist())) == 32 + 3
 
 
 # Tests of the kernel have each scheme every time.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES
+from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES, is_coded
 from alignedserve.kernels.triton.coded_weight import FP8 as FP8_WEIGHT
 from alignedserve.kernels.triton.coded_weight import INT4, MXFP4, PACKED, CodedWeight, dequantise
 from alignedserve.kernels.triton.coded_weight import INT8 as INT8_WEIGHT
@@ -174,7 +174,8 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 def scratch_on_meta(q: torch.Tensor, cache: torch.Tensor) -> DecodeScratch:
     num_heads, head_dim, num_kv_heads = *q.shape[1:], cache.shape[2]
-    tuning = decode_tuning(num_heads // num_kv_heads, head_dim, q.element_size(), is_shared=True)
+    heads = num_heads // num_kv_heads
+    tuning = decode_tuning(heads, head_dim, q.element_size(), is_coded(cache), is_shared=True)
     return DecodeScratch(num_heads, num_kv_heads, head_dim, 32, 132, q.device, tuning)
 
 
@@ -225,7 +226,7 @@ def coded_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             ),
             f"shared {coding}": partial(
                 balanced_attention,
-                *(q, layer, step, scratch.new_plan(), scratch, 0.1, None, q),
+                *(q, layer, step, scratch.new_plan(), scratch_on_meta(q, layer), 0.1, None, q),
                 shared=shared_on_meta(q, layer, None),
             ),
             f"plain {coding}": partial(plain_attention, q, layer, step, 0.1, None, q, tuning),
