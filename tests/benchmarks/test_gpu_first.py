@@ -130,7 +130,7 @@ def test_again_runs_what_did_not_end_well(tmp_path: Path) -> None:
         ("correct", "skipped"),
         ("attention", "skipped"),
     ]
-    assert done.stdout.startswith("the limits of the parts add up to 1.8 minutes, and there are 0.1:")
+    assert done.stdout.startswith("the limits of the parts add up to 2.0 minutes, and there are 0.1:")
 
     done = first("--again", str(tmp_path / "first.json"), "--minutes", "0.1", "--out", str(tmp_path))
     assert done.returncode == 2 and "would overwrite" in done.stderr
