@@ -196,6 +196,11 @@ class BlockAllocator:
         """Lets no further request have the blocks known by these hashes behind the first `num_right`, nor those that
         continue them: their KV may be wrong."""
         self._tree.forget(hashes, num_right)
+        wrong = list(hashes[num_right : num_right + 1])
+        for allocation in self._allocations.values():
+            if wrong and list(allocation.hashes[num_right : num_right + 1]) == wrong:
+                # What it commits from here on may be computed from that KV.
+                allocation.hashes = ()
 
     def promise(self, hashes: Sequence[bytes], owner: str, until: float) -> bool:
         """Lets the blocks known by these hashes go last until then, even after spares. Returns False and promises

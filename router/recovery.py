@@ -227,7 +227,7 @@ class Recovery:
         block, an instance finds it again when another request loads it."""
         state = self._router.requests.get(key)
         if state and block in state.blocks:
-            self._recaller.distrust(state, state.blocks.index(block))
+            self._recaller.distrust(state, state.blocks.index(block), has_spread=True)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the

@@ -249,6 +249,7 @@ class RequestState:
             self.deadlines,
             self.forecast.length,
             self.num_found,
+            self.is_alone,
         )
 
 

@@ -384,6 +384,9 @@ class BlockManager:
                         del self._kept[block]
                         self._free.append(block)
 
+    def forget_all(self) -> None:
+        self.forget({block_hash for published in self._published for block_hash in published})
+
     def _leave(self, blocks: Sequence[BlockId]) -> None:
         self._num_shared_by.clear()
         self._num_read_by_others.clear()

@@ -190,6 +190,9 @@ class Engine:
         keep them."""
         self._blocks.forget(block_hashes)
 
+    def forget_all_hashes(self) -> None:
+        self._blocks.forget_all()
+
     def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
         """The request's blocks in these columns, or in all, column by column. NO_BLOCK stands for passed ones."""
         return self._blocks.in_columns(request.request_id, first, end)

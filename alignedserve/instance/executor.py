@@ -141,6 +141,8 @@ class Executor(Protocol):
 
     def forget_hashes(self, block_hashes: Sequence[bytes]) -> None: ...
 
+    def forget_all_hashes(self) -> None: ...
+
     def make_checkpoints(self, num_parts: int) -> None: ...
 
     def lend(self, borrower: Request, lender: Request, index: int) -> None: ...
@@ -177,6 +179,10 @@ class Transfers(Protocol):
     @property
     def staging_share(self) -> float:
         """The share of a prefill instance's blocks for KV that decode instances pull."""
+
+    @property
+    def checks_some_blocks(self) -> bool:
+        """Whether loads check some of the pool's blocks, and not all of them."""
 
     def use_pool(self, pool: Any, checksums: Any = None) -> None:
         """Uses this memory as the pool's from now on, with these checksums of its blocks."""

@@ -104,6 +104,10 @@ class LiveTransfers:
             checks=BlockChecks(blocks, words, self._config.verify_blocks),
         )
 
+    @property
+    def checks_some_blocks(self) -> bool:
+        return 0 < self._config.verify_blocks < 1
+
     def leave_pool(self) -> None:
         if self.pool_mover is not None:
             self.pool_mover.close()

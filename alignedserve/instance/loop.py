@@ -109,6 +109,9 @@ class WorkerLoop:
         match item:
             case Up(connection):
                 self.worker.drop_all()
+                if self.worker.transfers.checks_some_blocks:
+                    # A wrong block may have been found meanwhile.
+                    self.worker.prompts.distrust_all()
                 self._connection, self._is_void = connection, False
             case Down(dropped):
                 self.worker.drop_all()

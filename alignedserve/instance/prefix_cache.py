@@ -154,8 +154,13 @@ class PrefixCache:
     def spoilt(self, prefix: HashedPrefix) -> None:
         """Stops sharing the prompt's blocks, because its KV may be wrong."""
         self._engine.forget_hashes(prefix.block_hashes)
-        prefix.block_hashes.clear()
-        prefix.hasher = None
+        _leave_alone(prefix)
+
+    def forget_all(self) -> None:
+        """Stops sharing all blocks, and those that waiting prompts will have."""
+        self._engine.forget_all_hashes()
+        for prefix in self._waiting.values():
+            _leave_alone(prefix)
 
     def take_counts(self) -> tuple[int, int]:
         """Returns, for prompts that started since the last call, the number of tokens and of those with KV from the
@@ -164,7 +169,7 @@ class PrefixCache:
         return counts
 
     def _is_for(self, work: Work) -> bool:
-        return self.is_enabled and (work.deadlines.is_rt or not self._rt_only)
+        return self.is_enabled and not work.is_alone and (work.deadlines.is_rt or not self._rt_only)
 
     def _usable(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
         """Returns the hashes of the blocks that the request may share. The last token is always computed, for its
@@ -185,6 +190,11 @@ class PrefixCache:
         block_hashes = hasher.block_hashes_of(tokens)
         tail = tokens[len(block_hashes) * self._block_size :]
         return HashedPrefix(block_hashes, tail=tail, num_output=len(work.output), hasher=hasher)
+
+
+def _leave_alone(prefix: HashedPrefix) -> None:
+    prefix.block_hashes.clear()
+    prefix.hasher = None
 
 
 def _shares(work: Work) -> bool:

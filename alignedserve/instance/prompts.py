@@ -127,11 +127,18 @@ class Prompts:
 
     def distrust(self, hashes: Sequence[bytes], num_right: int) -> None:
         """Stops sharing the blocks with these hashes behind the first `num_right`, because their KV may be wrong. Does
-        the same with what running requests compute from them."""
+        the same with what running requests compute from them. Without hashes, stops sharing everything."""
+        if not hashes:
+            return self.distrust_all()
         for prefix in self._prefixes.values():
             if prefix.block_hashes[num_right : num_right + 1] == [hashes[num_right]]:
                 self.prefix_cache.spoilt(prefix)
         self._engine.forget_hashes(hashes[num_right:])
+
+    def distrust_all(self) -> None:
+        for prefix in self._prefixes.values():
+            self.prefix_cache.spoilt(prefix)
+        self.prefix_cache.forget_all()
 
     def arriving(self, work: Work) -> int:
         """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""

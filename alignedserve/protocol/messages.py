@@ -386,7 +386,8 @@ class Release(Message):
 
 
 class Forget(Message):
-    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it."""
+    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it. Without
+    hashes, an instance forgets all KV that it has for others."""
 
     hashes: list[bytes]
     # The number of hashes at the start with KV that is right.
@@ -451,6 +452,8 @@ class Work(Message):
     predicted_len: int = 0
     # The number of its first tokens with KV that other requests had left in the pool.
     num_found: int = 0
+    # Whether it shares no KV, because that of its prompt may be wrong.
+    is_alone: bool = False
 
 
 class Prefill(Message):

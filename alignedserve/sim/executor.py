@@ -343,6 +343,9 @@ class SimEngine:
     def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
         self._blocks.forget(block_hashes)
 
+    def forget_all_hashes(self) -> None:
+        self._blocks.forget_all()
+
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def launch(self, work: Work) -> SimIteration:

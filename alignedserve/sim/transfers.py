@@ -164,6 +164,7 @@ class SimTransfers:
     ) -> None:
         self.completions = Completions(wake)
         self.staging_share = channels.staging_share
+        self.checks_some_blocks = False
         self.staging_buffer = StagingBuffer(ids.epoch, self.completions)
         self.engine = engine
         self._world = world

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from alignedserve.engine.rank_leader import RankLost
 from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
-from alignedserve.protocol.messages import AnyMessage, Prefill, PrefillReport, UsePool
+from alignedserve.protocol.messages import AnyMessage, NewTokens, Prefill, PrefillReport, UsePool
 from tests.prefill_worker.rig import KEY, Rig, work
 
 
@@ -72,6 +72,29 @@ def test_a_rank_that_is_lost_ends_an_instance_that_has_nothing_to_do(
     finally:
         loop.post(Stop())
         loop.join()
+
+
+@pytest.mark.parametrize(("share", "is_shared"), [(0.0, True), (0.5, False), (1.0, True)])
+def test_an_instance_shares_nothing_over_connections_if_wrong_kv_may_have_been_found_meanwhile(
+    tiny_model: Callable[[str], Path], share: float, is_shared: bool
+) -> None:
+    rig = Rig(tiny_model("llama-mha"), enable_prefix_caching=True, verify_blocks=share)
+    said = list[AnyMessage]()
+    loop = WorkerLoop(rig.worker, pytest.fail, lambda connection, messages: said.extend(messages))
+    for connection in (1, 2):
+        loop.post(Up(connection))
+        loop.post(Prefill([work([5] * 40, key=KEY)]))
+        said.clear()
+        while not news_in(said):
+            loop.finish(loop.begin())
+    (news,) = news_in(said)
+    assert news.num_reused == (32 if is_shared else 0)
+    loop.post(Stop())
+    assert loop.begin() is None
+
+
+def news_in(said: list[AnyMessage]) -> list[NewTokens]:
+    return [each for report in said if isinstance(report, PrefillReport) for each in report.news]
 
 
 class Mapped:

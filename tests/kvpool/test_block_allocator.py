@@ -356,6 +356,16 @@ def test_what_comes_before_wrong_content_stays_known() -> None:
     assert len(allocator.known) == num_known
 
 
+def test_a_request_that_had_room_before_its_content_was_forgotten_makes_nothing_known() -> None:
+    allocator = allocator_of(12)
+    for key, content in ((A, "aab"), (B, "acc")):
+        assert allocator.reserve(key, 13, SOON, hashes_of(content, 3))
+    allocator.forget(hashes_of("aab", 3), num_right=1)
+    assert allocator.commit(A, 13) and allocator.commit(B, 13)
+    assert [*allocator.known.values()] == hashes_of("acc", 3)
+    allocator.check()
+
+
 def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None:
     allocator = allocator_of(12)
     shared(allocator, A, "aab", 8)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import (
@@ -60,11 +61,12 @@ class Rig:
         kv_bytes: int = 4 << 20,
         enable_prefix_caching: bool = False,
         policy: Policy | None = None,
+        verify_blocks: float = 0.0,
     ) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=kv_bytes, max_num_batched_tokens=40)
         self.worker = PrefillWorker(
             engine,
-            LiveTransfers(engine.cache.parts, Epoch(1)),
+            LiveTransfers(engine.cache.parts, Epoch(1), config=TransferConfig(verify_blocks=verify_blocks)),
             policy,
             enable_prefix_caching=enable_prefix_caching,
         )

@@ -25,6 +25,8 @@ FAMILY = "llama-gqa-tied"
 # 300 tokens, and one that has its first 100
 LONG = prompts()[8]
 BRANCH = LONG[:100] + [(token + 1) % VOCAB_SIZE for token in LONG[100:130]]
+# Two that share nothing with it
+SHORT, TURNED = LONG[200:265], LONG[150:] + LONG[:150]
 OTHER = RequestKey(8)
 # of the pool, so that no two requests have blocks in common
 OTHERS_BLOCKS = 32
@@ -208,6 +210,27 @@ def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> No
     rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK), num_right=2))
     rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
     assert run(rig, other(LONG)) == 0
+
+
+def test_an_instance_that_forgets_everything_shares_neither_old_kv_nor_that_of_its_prompts(rig: Rig) -> None:
+    run(rig, work(LONG[:100]))
+    run(rig, work(SHORT, key=RequestKey(9)))
+    # One prompt has begun, and another one waits.
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step()
+    rig.worker.on(Prefill([work(TURNED, key=RequestKey(10))]))
+    rig.worker.on(Forget([]))
+    rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
+    again = [other(LONG), work(SHORT, key=RequestKey(11)), work(TURNED, key=RequestKey(12))]
+    assert [run(rig, each) for each in again] == [0, 0, 0]
+    # What was computed since is shared again.
+    assert run(rig, work(LONG)) == 288
+
+
+def test_a_prompt_that_is_alone_neither_finds_kv_nor_leaves_any(rig: Rig) -> None:
+    run(rig, replace(work(LONG), is_alone=True))
+    assert run(rig, other(LONG)) == 0
+    assert run(rig, replace(work(LONG), is_alone=True)) == 0
 
 
 def test_what_a_resumed_prompt_finds_is_not_said_again(rig: Rig) -> None:

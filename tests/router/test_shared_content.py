@@ -155,7 +155,11 @@ def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block
     what, sender = ("pull", DECODE) if is_staged else ("load", PREFILL)
     script.say(sender, Failed(ONE, what, "it is not as it was saved", pool_blocks(11)[0]))
     # Others may ask for it before the request starts again.
-    assert script.take() == [(name, Forget(hashes(), num_right=1)) for name in (POOL, PREFILL, DECODE)]
+    assert script.take() == [
+        (POOL, Forget(hashes(), num_right=1)),
+        (PREFILL, Forget([])),
+        (DECODE, Forget([])),
+    ]
     script.tick(0.3)
     sent = [message for _, message in script.take()]
     assert Release([ONE]) in sent
@@ -163,7 +167,7 @@ def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block
     assert again.hashes == []
     script.say(POOL, Reserved(ONE, pool_blocks(20, 21, 22), number=again.number))
     (work,) = script.take_one(Prefill, PREFILL).works
-    assert work.num_cached == 0
+    assert (work.num_cached, work.is_alone) == (0, True)
 
 
 def test_those_that_begin_with_a_wrong_block_make_nothing_known() -> None:
