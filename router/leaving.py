@@ -132,10 +132,9 @@ class Recaller:
         if state.phase is not Phase.LEAVING:
             self.recall(state, forgotten_by)
 
-    def distrust(self, state: RequestState, num_right: int = 0, has_spread: bool = False) -> None:
-        """Lets no other request have KV of this one behind its first `num_right` blocks, because it may be wrong.
-        `has_spread`: instances may have computed other prompts from it."""
-        self._pool.distrust(state, num_right, has_spread)
+    def distrust(self, state: RequestState, num_right: int = 0) -> None:
+        """Lets no other request have KV of this one behind its first `num_right` blocks, because it may be wrong."""
+        self._pool.distrust(state, num_right)
 
     def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
         """Handles the confirmation that an instance has forgotten the request, or the death of that instance."""

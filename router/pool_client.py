@@ -20,7 +20,7 @@ class PoolClient:
     # The number of the last Reserve.
     _number: int = 0
     # Requests with KV that may be wrong, of which the pool must be told, and the number of their blocks before that.
-    _distrusted: list[tuple[RequestState, int, bool]] = field(default_factory=list)
+    _distrusted: list[tuple[RequestState, int]] = field(default_factory=list)
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._router.cluster.pool:
@@ -95,7 +95,7 @@ class PoolClient:
             counters.num_found_tokens += reserved.num_found
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
-    def distrust(self, state: RequestState, num_right: int, has_spread: bool) -> None:
+    def distrust(self, state: RequestState, num_right: int = 0) -> None:
         """Lets no further request have what the pool knows of this one's prompt behind its first `num_right` blocks.
         The KV may be wrong. Whether any is known matters little, and an instance that would say so may be gone."""
         if pool := self._router.cluster.pool:
@@ -103,20 +103,19 @@ class PoolClient:
             if num_right < len(hashes):
                 self.send(Forget(hashes, num_right))
                 # Instances may have it in their own caches, from which it would get into the pool again.
-                order = Forget([]) if has_spread else Forget(hashes, num_right)
                 for instance in self._router.cluster.instances:
-                    self._router.outbox.send(instance.instance_id, order)
+                    self._router.outbox.send(instance.instance_id, Forget(hashes, num_right))
                 # Others may have loaded it, and must not make it known again.
                 for each in self._router.requests:
                     each.is_alone |= each.has_block(num_right, hashes[num_right])
         else:
-            self._distrusted.append((state, num_right, has_spread))
+            self._distrusted.append((state, num_right))
 
     def connected(self) -> None:
         """Repeats what was said while the pool was away. Call it before anything is reserved."""
         distrusted, self._distrusted = self._distrusted, []
-        for each in distrusted:
-            self.distrust(*each)
+        for state, num_right in distrusted:
+            self.distrust(state, num_right)
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

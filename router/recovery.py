@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import Failed, Hello, MakeSpare, Stored, UsePool, Welcome
+from alignedserve.protocol.messages import Failed, Forget, Hello, MakeSpare, Stored, UsePool, Welcome
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
@@ -223,11 +223,14 @@ class Recovery:
                 self._hand_over.not_saved(state)
 
     def found_wrong(self, key: RequestKey, block: PoolBlockId) -> None:
-        """Lets no further request have KV of this one from the given block of the pool on. If the request has lost the
-        block, an instance finds it again when another request loads it."""
+        """Lets no further request have KV of this one from the given block of the pool on, or what instances have
+        computed from it."""
+        for instance in self._router.cluster.instances:
+            # Earlier loads may not have checked the block, whatever is left of the request and of the pool.
+            self._router.outbox.send(instance.instance_id, Forget([]))
         state = self._router.requests.get(key)
         if state and block in state.blocks:
-            self._recaller.distrust(state, state.blocks.index(block), has_spread=True)
+            self._recaller.distrust(state, state.blocks.index(block))
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the
