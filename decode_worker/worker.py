@@ -32,6 +32,7 @@ from alignedserve.protocol.messages import (
     Failed,
     FailedPull,
     Forget,
+    ForgetAll,
     Gone,
     NewTokens,
     Offer,
@@ -99,7 +100,9 @@ class DecodeWorker(Worker):
             case Abort():
                 self._abort(order.key, Gone([order.key]))
             case Forget():
-                self.prompts.distrust(order.hashes, order.num_right)
+                self.prompts.distrust(order.hashes)
+            case ForgetAll():
+                self.prompts.distrust_all(order.era)
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
 

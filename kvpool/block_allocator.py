@@ -192,15 +192,20 @@ class BlockAllocator:
             self._now += 1
             self._remove(allocation, self._now)
 
-    def forget(self, hashes: Sequence[bytes], num_right: int = 0) -> None:
-        """Lets no further request have the blocks known by these hashes behind the first `num_right`, nor those that
-        continue them: their KV may be wrong."""
-        self._tree.forget(hashes, num_right)
-        wrong = list(hashes[num_right : num_right + 1])
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Lets no further request have the blocks known by these hashes, nor those that continue them: their KV may be
+        wrong."""
+        self._tree.forget(hashes)
         for allocation in self._allocations.values():
-            if wrong and list(allocation.hashes[num_right : num_right + 1]) == wrong:
+            if list(allocation.hashes[:1]) == list(hashes[:1]):
                 # What it commits from here on may be computed from that KV.
                 allocation.hashes = ()
+
+    def forget_all(self) -> None:
+        """Lets no further request have the blocks that are known now, nor what present requests commit from here on."""
+        self._tree.forget_all()
+        for allocation in self._allocations.values():
+            allocation.hashes = ()
 
     def promise(self, hashes: Sequence[bytes], owner: str, until: float) -> bool:
         """Lets the blocks known by these hashes go last until then, even after spares. Returns False and promises

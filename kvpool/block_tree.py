@@ -226,26 +226,25 @@ class BlockTree:
         tail.hashes += hashes
         return True
 
-    def forget(self, hashes: Sequence[bytes], num_right: int = 0) -> None:
-        """Lets no further request have the blocks known by these hashes behind the first `num_right`, nor those that
-        continue them."""
-        first, num_found = self.find(hashes, at_most=num_right + 1)
-        if first is None or num_found <= num_right:
-            return
-        num_left = num_right - first.first
-        below = self._table.known_below([first.blocks[num_left]])
-        self._table.forget(below)
-        forgotten = {*below}
-        if num_left:
-            self._cut_hashes(first, num_left)
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Lets no further request have the blocks known by these hashes, nor those that continue them."""
+        first, _ = self.find(hashes, at_most=1)
+        if first:
+            self._forget(self._table.known_below([first.blocks[0]]))
+
+    def forget_all(self) -> None:
+        """Lets no further request have the blocks that are known now."""
+        self._forget([*self.known])
+
+    def _forget(self, blocks: Sequence[PoolBlockId]) -> None:
+        """Makes these blocks unknown, and frees those that no request lists. All that continue them are among them."""
+        self._table.forget(blocks)
+        forgotten = {*blocks}
         for run in [each for each in self._known.values() if each.blocks[0] in forgotten]:
             del self._known[run.hashes[0]]
-            self._cut_hashes(run, 0)
-
-    def _cut_hashes(self, run: Run, num_left: int) -> None:
-        del run.hashes[num_left:]
-        if not run.is_listed:
-            self.free += self._cut(run)
+            run.hashes.clear()
+            if not run.is_listed:
+                self.free += self._cut(run)
 
     @property
     def known(self) -> dict[PoolBlockId, bytes]:

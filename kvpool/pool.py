@@ -30,6 +30,7 @@ from alignedserve.protocol.messages import (
     Commit,
     FindNear,
     Forget,
+    ForgetAll,
     FormBatch,
     MakeSpare,
     Message,
@@ -87,8 +88,11 @@ class Pool:
                     self._allocator.release(key)
                     self._next_turns.released(key)
                 return []
-            case Forget(hashes=hashes, num_right=num_right):
-                self._allocator.forget(hashes, num_right)
+            case Forget(hashes=hashes):
+                self._allocator.forget(hashes)
+                return []
+            case ForgetAll():
+                self._allocator.forget_all()
                 return []
             case FormBatch():
                 return [self._form_batch(message, now)]

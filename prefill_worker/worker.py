@@ -28,6 +28,7 @@ from alignedserve.protocol.messages import (
     AnyMessage,
     Failed,
     Forget,
+    ForgetAll,
     Gone,
     Prefill,
     PrefillReport,
@@ -111,7 +112,9 @@ class PrefillWorker(Worker):
             case Abort():
                 self._abort(order.key)
             case Forget():
-                self.prompts.distrust(order.hashes, order.num_right)
+                self.prompts.distrust(order.hashes)
+            case ForgetAll():
+                self.prompts.distrust_all(order.era)
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
 

@@ -189,6 +189,7 @@ class Submissions:
             forecast=forecast,
             arrived_s=arrived_s(submit, now),
             deadlines=deadlines_of(submit, now),
+            era=self._router.era,
         )
 
     def _with_possible_slo(self, submit: Submit) -> Submit:

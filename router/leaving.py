@@ -132,10 +132,6 @@ class Recaller:
         if state.phase is not Phase.LEAVING:
             self.recall(state, forgotten_by)
 
-    def distrust(self, state: RequestState, num_right: int = 0) -> None:
-        """Lets no other request have KV of this one behind its first `num_right` blocks, because it may be wrong."""
-        self._pool.distrust(state, num_right)
-
     def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
         """Handles the confirmation that an instance has forgotten the request, or the death of that instance."""
         if state.phase is Phase.LEAVING and instance_id in state.pending_aborts:

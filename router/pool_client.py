@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from alignedserve.protocol.messages import AnyMessage, Commit, Forget, Release, Reserve, Reserved
+from alignedserve.protocol.messages import AnyMessage, Commit, Forget, ForgetAll, Release, Reserve, Reserved
 from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
@@ -19,8 +19,8 @@ class PoolClient:
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
-    # Requests with KV that may be wrong, of which the pool must be told, and the number of their blocks before that.
-    _distrusted: list[tuple[RequestState, int]] = field(default_factory=list)
+    # Whether KV was found to be wrong while the pool was away.
+    _must_forget: bool = False
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._router.cluster.pool:
@@ -95,27 +95,34 @@ class PoolClient:
             counters.num_found_tokens += reserved.num_found
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
-    def distrust(self, state: RequestState, num_right: int = 0) -> None:
-        """Lets no further request have what the pool knows of this one's prompt behind its first `num_right` blocks.
-        The KV may be wrong. Whether any is known matters little, and an instance that would say so may be gone."""
-        if pool := self._router.cluster.pool:
-            hashes = state.block_hashes(pool.hello.limits.block_size)
-            if num_right < len(hashes):
-                self.send(Forget(hashes, num_right))
-                # Instances may have it in their own caches, from which it would get into the pool again.
-                for instance in self._router.cluster.instances:
-                    self._router.outbox.send(instance.instance_id, Forget(hashes, num_right))
-                # Others may have loaded it, and must not make it known again.
-                for each in self._router.requests:
-                    each.is_alone |= each.has_block(num_right, hashes[num_right])
-        else:
-            self._distrusted.append((state, num_right))
+    def distrust(self, state: RequestState) -> None:
+        """Lets no further request have what is known of this one's prompt. The KV may be wrong. Whether any is known
+        matters little, and an instance that would say so may be gone."""
+        pool = self._router.cluster.pool
+        if pool is None:
+            self._must_forget = True
+        elif hashes := state.block_hashes(pool.hello.limits.block_size):
+            # Instances may have it in their own caches, from which it would get into the pool again.
+            self._send_all(Forget(hashes))
+            # Others may have loaded it, and must not make it known again.
+            for each in self._router.requests:
+                each.is_alone |= each.begins_with(hashes[0])
+
+    def forget_all(self) -> None:
+        """Lets no further request have KV that was known until now."""
+        self._send_all(ForgetAll(self._router.era))
+
+    def _send_all(self, message: AnyMessage) -> None:
+        """Sends a message to the pool and all instances."""
+        self.send(message)
+        for instance in self._router.cluster.instances:
+            self._router.outbox.send(instance.instance_id, message)
 
     def connected(self) -> None:
-        """Repeats what was said while the pool was away. Call it before anything is reserved."""
-        distrusted, self._distrusted = self._distrusted, []
-        for state, num_right in distrusted:
-            self.distrust(state, num_right)
+        """Has the pool forget what an earlier process may not have forgotten. Call it before anything is reserved."""
+        if self._must_forget or self._router.era:
+            self._must_forget = False
+            self.send(ForgetAll(self._router.era))
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import Failed, Forget, Hello, MakeSpare, Stored, UsePool, Welcome
+from alignedserve.protocol.messages import Failed, Hello, MakeSpare, Stored, UsePool, Welcome
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
@@ -14,7 +14,7 @@ from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import Process, Search
-from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+from alignedserve.types import InstanceId, RequestKey
 
 # ---- KV without a request --------------------------------------------------------------------------------------------
 
@@ -181,6 +181,7 @@ class Recovery:
     _recaller: Recaller
     _pool_recovery: PoolRecovery
     _hand_over: DirectHandOver
+    _pool: PoolClient
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._router.cluster:
@@ -222,15 +223,17 @@ class Recovery:
             if state.saving_at == instance_id:
                 self._hand_over.not_saved(state)
 
-    def found_wrong(self, key: RequestKey, block: PoolBlockId) -> None:
-        """Lets no further request have KV of this one from the given block of the pool on, or what instances have
-        computed from it."""
-        for instance in self._router.cluster.instances:
-            # Earlier loads may not have checked the block, whatever is left of the request and of the pool.
-            self._router.outbox.send(instance.instance_id, Forget([]))
-        state = self._router.requests.get(key)
-        if state and block in state.blocks:
-            self._recaller.distrust(state, state.blocks.index(block))
+    def found_wrong(self) -> None:
+        """Lets no request have KV that others have made known until now, because a load has found a wrong block of the
+        pool. Earlier loads may not have checked it, so whatever was computed since may be wrong as well."""
+        self._router.era += 1
+        for state in self._router.requests:
+            if state.phase is Phase.QUEUED and not state.blocks:
+                # Nothing of it is anywhere.
+                state.era = self._router.era
+            else:
+                state.is_alone = True
+        self._pool.forget_all()
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the

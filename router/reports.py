@@ -33,6 +33,7 @@ class OutputProcessor:
     _router: RouterState
     _recaller: Recaller
     _ended_answers: EndedAnswers
+    _pool: PoolClient
 
     def process(
         self, sender: InstanceId, all_news: Iterable[NewTokens], ended: Sequence[RequestKey] = ()
@@ -68,7 +69,7 @@ class OutputProcessor:
             self._router.output.add_timeline(state)
         self._router.output.add(state, news, now)
         if news.is_spoilt:
-            self._recaller.distrust(state)
+            self._pool.distrust(state)
         if news.finish_reason:
             return
         num_output = len(output)

@@ -113,6 +113,8 @@ class RequestState:
     num_found: int = 0
     # Whether it shares no KV in the pool, because a copy of what it had there has failed, or that may be wrong.
     is_alone: bool = False
+    # See Work.
+    era: int = 0
     # The number of its first tokens for which it has waited until another request had brought their KV. Written by
     # `PrefixesInFlight`.
     num_awaited: int = 0
@@ -203,9 +205,9 @@ class RequestState:
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
 
-    def has_block(self, number: int, block_hash: bytes) -> bool:
-        """Whether that is the hash of its prompt's block with this number, as far as it was hashed."""
-        return self._block_hashes is not None and self._block_hashes[number : number + 1] == [block_hash]
+    def begins_with(self, block_hash: bytes) -> bool:
+        """Whether that is the hash of its prompt's first block, if it was hashed."""
+        return self._block_hashes is not None and self._block_hashes[:1] == [block_hash]
 
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.
@@ -250,6 +252,7 @@ class RequestState:
             self.forecast.length,
             self.num_found,
             self.is_alone,
+            self.era,
         )
 
 

@@ -57,13 +57,13 @@ class Router:
         self._decode = DecodeDispatch(state, staging, offers, pool)
         self._ended_answers = ended = EndedAnswers(state, transitions, recaller, pool)
         self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, ended, orphans, pool)
-        output = OutputProcessor(state, recaller, ended)
+        output = OutputProcessor(state, recaller, ended, pool)
         self._reports = InstanceReports(
             state, transitions, requeuer, output, staging, eviction, ended, pool, hand_over
         )
         self._submissions = Submissions(state, requeuer, recaller, orphans)
         welcome = Welcome(epoch, config.silence_s)
-        self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over)
+        self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over, pool)
         self._role_changes = RoleChanges(state, recaller, eviction)
         self._failed_copies = CopyRetries(state, self._recovery, eviction)
 
@@ -99,16 +99,17 @@ class Router:
                 self._reserved(message)
             case Candidates():
                 self._decode.candidates(message)
-            case PrefillReport():
-                self._reports.prefill(sender, message)
-            case DecodeReport():
-                self._reports.decode(sender, message)
+            case PrefillReport() | DecodeReport():
+                if any(each.num_changed for each in message.moved):
+                    self._recovery.found_wrong()
+                if isinstance(message, PrefillReport):
+                    self._reports.prefill(sender, message)
+                else:
+                    self._reports.decode(sender, message)
             case Gone(keys=keys):
                 for state in filter(None, map(self.state.requests.get, keys)):
                     self._recaller.confirm(state, sender)
             case Failed():
-                if message.wrong_block is not None:
-                    self._recovery.found_wrong(message.key, message.wrong_block)
                 if not self._hand_over.failed(sender, message):
                     self._failed_copies.add(sender, message)
             case _:

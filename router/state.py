@@ -35,6 +35,8 @@ class RouterState:
         # Requests that wait.
         self.prefill_queue = PrefillQueue(policy)
         self.decode_queue = DecodeQueue()
+        # How many times all KV that requests share was forgotten.
+        self.era = 0
         # What the pool will have to hold.
         self.demand = PoolDemand(self.cluster)
         # What is to be sent.

@@ -30,6 +30,8 @@ class RunningCopies:
         self._num_running: Counter[RequestKey] = Counter()
         # Bytes and seconds of copies since the last report, by kind.
         self._moved: dict[str, Moved] = {}
+        # Blocks of the pool that loads found to have changed.
+        self.num_changed = 0
 
     def __len__(self) -> int:
         return self._num_running.total()
@@ -57,6 +59,7 @@ class RunningCopies:
             moved = self.moved(outcome.what, outcome.num_bytes, outcome.seconds)
             moved.num_checked += outcome.num_checked
             moved.num_changed += outcome.num_changed
+            self.num_changed += outcome.num_changed
         for key in outcome.keys:
             if not self._num_running[key]:
                 del self._num_running[key]

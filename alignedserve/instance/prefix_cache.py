@@ -47,6 +47,8 @@ class PrefixCache:
         self._block_size = engine.format.block_size
         # The hashes of waiting prompts.
         self._waiting: dict[RequestKey, HashedPrefix] = {}
+        # The era of the router's last ForgetAll.
+        self._era = 0
         self._num_asked = self._num_found = 0
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
@@ -134,7 +136,9 @@ class PrefixCache:
         self._waiting.pop(key, None)
 
     def forget_waiting(self) -> None:
+        """Forgets all of them, and the router's era."""
         self._waiting.clear()
+        self._era = 0
 
     def computed(self, request: Request, prefix: HashedPrefix) -> None:
         """Shares the blocks that were computed since the last call."""
@@ -156,8 +160,9 @@ class PrefixCache:
         self._engine.forget_hashes(prefix.block_hashes)
         _leave_alone(prefix)
 
-    def forget_all(self) -> None:
-        """Stops sharing all blocks, and those that waiting prompts will have."""
+    def forget_all(self, era: int) -> None:
+        """Stops sharing all blocks, and those that requests of earlier eras will have."""
+        self._era = era
         self._engine.forget_all_hashes()
         for prefix in self._waiting.values():
             _leave_alone(prefix)
@@ -169,7 +174,8 @@ class PrefixCache:
         return counts
 
     def _is_for(self, work: Work) -> bool:
-        return self.is_enabled and not work.is_alone and (work.deadlines.is_rt or not self._rt_only)
+        may_share = not work.is_alone and work.era >= self._era
+        return self.is_enabled and may_share and (work.deadlines.is_rt or not self._rt_only)
 
     def _usable(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
         """Returns the hashes of the blocks that the request may share. The last token is always computed, for its

@@ -125,20 +125,19 @@ class Prompts:
         if prefix and isinstance(output.error, BrokenLogits):
             self.prefix_cache.spoilt(prefix)
 
-    def distrust(self, hashes: Sequence[bytes], num_right: int) -> None:
-        """Stops sharing the blocks with these hashes behind the first `num_right`, because their KV may be wrong. Does
-        the same with what running requests compute from them. Without hashes, stops sharing everything."""
-        if not hashes:
-            return self.distrust_all()
+    def distrust(self, hashes: Sequence[bytes]) -> None:
+        """Stops sharing the blocks with these hashes, because their KV may be wrong. Does the same with what running
+        requests compute from them."""
         for prefix in self._prefixes.values():
-            if prefix.block_hashes[num_right : num_right + 1] == [hashes[num_right]]:
+            if prefix.block_hashes[:1] == hashes[:1]:
                 self.prefix_cache.spoilt(prefix)
-        self._engine.forget_hashes(hashes[num_right:])
+        self._engine.forget_hashes(hashes)
 
-    def distrust_all(self) -> None:
+    def distrust_all(self, era: int = 0) -> None:
+        """Stops sharing all blocks, and those of requests of earlier eras."""
         for prefix in self._prefixes.values():
             self.prefix_cache.spoilt(prefix)
-        self.prefix_cache.forget_all()
+        self.prefix_cache.forget_all(era)
 
     def arriving(self, work: Work) -> int:
         """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""

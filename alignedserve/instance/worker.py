@@ -222,6 +222,7 @@ class Worker(ABC):
 
     def _has_news(self, levels: object) -> bool:
         """Returns whether the next report says anything: something has happened, or these counts have changed."""
+        levels = levels, self.copies.num_changed
         report, last, self._last_levels = self._report, self._last_levels, levels
         report.num_asked, report.num_found = self.prompts.prefix_cache.take_counts()
         return report != report.empty() or levels != last

@@ -386,12 +386,15 @@ class Release(Message):
 
 
 class Forget(Message):
-    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it. Without
-    hashes, an instance forgets all KV that it has for others."""
+    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it."""
 
     hashes: list[bytes]
-    # The number of hashes at the start with KV that is right.
-    num_right: int = 0
+
+
+class ForgetAll(Message):
+    """The same of all KV that is known now. Requests of earlier eras make nothing known any more."""
+
+    era: int
 
 
 class FormBatch(Message):
@@ -454,6 +457,8 @@ class Work(Message):
     num_found: int = 0
     # Whether it shares no KV, because that of its prompt may be wrong.
     is_alone: bool = False
+    # The era in which nothing of it existed yet. A router begins a new one with each ForgetAll.
+    era: int = 0
 
 
 class Prefill(Message):
@@ -882,6 +887,7 @@ AnyMessage = (
     | MakeSpare
     | Release
     | Forget
+    | ForgetAll
     | FormBatch
     | FindNear
     | Candidates

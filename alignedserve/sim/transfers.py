@@ -148,7 +148,8 @@ class Lane:
             error = copy.end(error)
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
         outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
-        outcome = replace(outcome, wrong_block=copy.wrong_block)
+        if copy.wrong_block is not None:
+            outcome = replace(outcome, wrong_block=copy.wrong_block, num_checked=1, num_changed=1)
         self._completions.post(copy.done, outcome)
 
 

@@ -61,7 +61,10 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
         case "lapse":
             allocator.lapse(now)
         case "forget":
-            allocator.forget(random_prompt(key), num_right=num_tokens % 4)
+            if num_tokens % 4:
+                allocator.forget(random_prompt(key))
+            else:
+                allocator.forget_all()
 
 
 def assert_between(

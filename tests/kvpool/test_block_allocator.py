@@ -334,35 +334,43 @@ def test_content_that_may_be_wrong_is_not_found_nor_what_continues_it() -> None:
     assert shared(allocator, B, "aab")[1] == 8
 
 
-def test_what_comes_before_wrong_content_stays_known() -> None:
+def test_what_continues_wrong_content_is_forgotten_with_it_and_other_content_stays_known() -> None:
     allocator = allocator_of(24)
-    before, _ = shared(allocator, A, "aaaab", 21)
-    shared(allocator, B, "aacc", 17)
+    for key, content in ((A, "aab"), (B, "aac"), (C, "bbb")):
+        shared(allocator, key, content)
     allocator.release(A)
-    # In the middle of a run that nothing lists: the others are kept.
-    allocator.forget(hashes_of("aaaab", 5), num_right=3)
-    assert allocator.num_kept_blocks == 1 and shared(allocator, C, "aaaab", 21) == (
-        [*before[:3], *before[3:]],
-        12,
-    )
-    # In the middle of one that a request lists.
-    allocator.forget(hashes_of("aaaab", 5), num_right=1)
-    allocator.check()
-    assert shared(allocator, RequestKey(4), "aacc", 17)[1] == 4
+    allocator.forget(hashes_of("a", 1))
+    assert [*allocator.known.values()] == hashes_of("bbb", 3)
     # Of what is not known, nothing is forgotten.
-    num_known = len(allocator.known)
-    allocator.forget(hashes_of("aaaab", 5), num_right=4)
-    allocator.forget(hashes_of("aaaab", 5), num_right=5)
-    assert len(allocator.known) == num_known
+    allocator.forget(hashes_of("c", 1))
+    allocator.forget([])
+    assert len(allocator.known) == 3
+    allocator.check()
+
+
+def test_all_content_is_forgotten_at_once() -> None:
+    allocator = allocator_of(24)
+    for key, content in ((A, "aab"), (B, "aac"), (C, "bbb")):
+        shared(allocator, key, content)
+    allocator.release(A)
+    D = RequestKey(4)
+    assert allocator.reserve(D, 13, SOON, hashes_of("ccc", 3))
+    allocator.forget_all()
+    assert allocator.commit(D, 13)
+    assert not allocator.known and allocator.num_kept_blocks == 0
+    allocator.check()
+    # What comes later is known again.
+    shared(allocator, A, "aab")
+    assert [*allocator.known.values()] == hashes_of("aab", 3)
 
 
 def test_a_request_that_had_room_before_its_content_was_forgotten_makes_nothing_known() -> None:
     allocator = allocator_of(12)
-    for key, content in ((A, "aab"), (B, "acc")):
+    for key, content in ((A, "aab"), (B, "bcc")):
         assert allocator.reserve(key, 13, SOON, hashes_of(content, 3))
-    allocator.forget(hashes_of("aab", 3), num_right=1)
+    allocator.forget(hashes_of("aab", 3))
     assert allocator.commit(A, 13) and allocator.commit(B, 13)
-    assert [*allocator.known.values()] == hashes_of("acc", 3)
+    assert [*allocator.known.values()] == hashes_of("bcc", 3)
     allocator.check()
 
 

@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import (
     Commit,
     FindNear,
     Forget,
+    ForgetAll,
     FormBatch,
     MakeSpare,
     Release,
@@ -157,13 +158,18 @@ class PoolStates(RuleBasedStateMachine):
         for key in keys:
             self.forget(key)
 
-    @rule(key=KEYS, num_right=st.integers(0, 3))
-    def is_wrong(self, key: RequestKey, num_right: int) -> None:
-        wrong, before = prompt_hashes(key)[num_right : num_right + 1], {*self.known}
-        assert self.pool.on(Forget(prompt_hashes(key), num_right), self.now) == []
+    @rule(key=KEYS)
+    def is_wrong(self, key: RequestKey) -> None:
+        wrong, before = prompt_hashes(key)[:1], {*self.known}
+        assert self.pool.on(Forget(prompt_hashes(key)), self.now) == []
         prompts = [prompt_hashes(RequestKey(each)) for each in range(1, len(PROMPTS))]
-        gone = [each for prompt in prompts if wrong and wrong[0] in prompt for each in prompt[num_right:]]
+        gone = [each for prompt in prompts if wrong and wrong[0] in prompt for each in prompt]
         assert {*self.known} == before.difference(gone)
+
+    @rule(era=st.integers(1, 3))
+    def may_all_be_wrong(self, era: int) -> None:
+        assert self.pool.on(ForgetAll(era), self.now) == []
+        assert not self.known
 
     @rule(key=KEYS, seconds=st.integers(1, 9), owner=st.sampled_from("ab"))
     def promise(self, key: RequestKey, seconds: int, owner: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Forget, Prefill, Work
+from alignedserve.protocol.messages import Abort, Forget, ForgetAll, Prefill, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.types import PoolBlockId, RequestKey
@@ -197,8 +197,8 @@ def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> 
 
 def test_what_the_router_distrusts_serves_no_other_prompt(rig: Rig) -> None:
     run(rig, work(LONG))
-    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK), num_right=2))
-    assert run(rig, other(LONG)) == 2 * BLOCK
+    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK)))
+    assert run(rig, other(LONG)) == 0
     assert run(rig, work(LONG)) == 288
 
 
@@ -207,7 +207,7 @@ def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> No
     rig.worker.on(Prefill([work(LONG)]))
     rig.step()
     assert engine_of(rig.worker).num_unfinished == 1
-    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK), num_right=2))
+    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK)))
     rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
     assert run(rig, other(LONG)) == 0
 
@@ -219,12 +219,14 @@ def test_an_instance_that_forgets_everything_shares_neither_old_kv_nor_that_of_i
     rig.worker.on(Prefill([work(LONG)]))
     rig.step()
     rig.worker.on(Prefill([work(TURNED, key=RequestKey(10))]))
-    rig.worker.on(Forget([]))
+    rig.worker.on(ForgetAll(era=1))
     rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
-    again = [other(LONG), work(SHORT, key=RequestKey(11)), work(TURNED, key=RequestKey(12))]
-    assert [run(rig, each) for each in again] == [0, 0, 0]
+    # Another one was sent before the router had begun the new era.
+    assert run(rig, work(LONG, key=RequestKey(13))) == 0
+    since = [(LONG, 2), (SHORT, 11), (TURNED, 12)]
+    assert [run(rig, replace(work(each, key=RequestKey(key)), era=1)) for each, key in since] == [0, 0, 0]
     # What was computed since is shared again.
-    assert run(rig, work(LONG)) == 288
+    assert run(rig, replace(work(LONG), era=1)) == 288
 
 
 def test_a_prompt_that_is_alone_neither_finds_kv_nor_leaves_any(rig: Rig) -> None:

@@ -12,8 +12,11 @@ from alignedserve.protocol.messages import (
     Evict,
     Failed,
     Forget,
+    ForgetAll,
     MakeSpare,
+    Moved,
     Prefill,
+    PrefillReport,
     Release,
     Reserve,
     Reserved,
@@ -143,7 +146,7 @@ def test_a_request_whose_load_failed_is_computed_alone() -> None:
 
 
 @pytest.mark.parametrize("is_staged", [False, True], ids=["load", "pull"])
-def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block(is_staged: bool) -> None:
+def test_a_request_with_a_wrong_block_is_computed_and_all_is_forgotten(is_staged: bool) -> None:
     script = script_of()
     submit(script)
     found(script, 8)
@@ -152,13 +155,11 @@ def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block
         script.saved()
         script.chosen(1)
     script.take()
+    has_found_wrong_block(script, is_staged)
+    # Others may ask for it before the request starts again.
+    assert script.take() == [(name, ForgetAll(1)) for name in (POOL, PREFILL, DECODE)]
     what, sender = ("pull", DECODE) if is_staged else ("load", PREFILL)
     script.say(sender, Failed(ONE, what, "it is not as it was saved", pool_blocks(11)[0]))
-    # Others may ask for it before the request starts again.
-    assert script.take() == [
-        *[(name, Forget([])) for name in (PREFILL, DECODE)],
-        *[(name, Forget(hashes(), num_right=1)) for name in (POOL, PREFILL, DECODE)],
-    ]
     script.tick(0.3)
     sent = [message for _, message in script.take()]
     assert Release([ONE]) in sent
@@ -169,31 +170,44 @@ def test_a_request_with_a_wrong_block_is_computed_and_the_pool_forgets_the_block
     assert (work.num_cached, work.is_alone) == (0, True)
 
 
-def test_those_that_begin_with_a_wrong_block_make_nothing_known() -> None:
+def has_found_wrong_block(script: Script, in_decode: bool = False) -> None:
+    moved = [Moved("load", 0, 0.0, num_checked=3, num_changed=1)]
+    if in_decode:
+        script.decode(moved=moved)
+    else:
+        script.say(PREFILL, PrefillReport([], [], [], [], 90, moved=moved))
+
+
+def test_only_requests_of_which_nothing_exists_share_kv_after_a_wrong_block() -> None:
+    """The others may have loaded it, or something that was computed from it."""
     script = script_of()
     submit(script)
     found(script, 8)
-    other = [*request().prompt[:BLOCK_SIZE], 90, 91, 92, 93, 94]
-    for key, prompt in ((2, list(range(10))), (3, other)):
-        submit(script, key=RequestKey(key), prompt=prompt)
-    script.say(PREFILL, Failed(ONE, "load", "it is not as it was saved", pool_blocks(11)[0]))
-    assert [script.state(key).is_alone for key in (2, 3)] == [True, False]
-
-
-def test_a_wrong_block_of_an_answer_is_forgotten_by_instances_only() -> None:
-    script = script_of()
-    submit(script, num_prompt=8)
-    found(script, 4)
+    has_found_wrong_block(script)
     script.take()
-    script.say(PREFILL, Failed(ONE, "load", "it is not as it was saved", pool_blocks(12)[0]))
-    assert script.take() == [(name, Forget([])) for name in (PREFILL, DECODE)]
+    for key in (2, 3):
+        submit(script, key=RequestKey(key))
+    script.close(POOL)
+    assert [script.state(RequestKey(key)).phase for key in (2, 3)] == [Phase.QUEUED] * 2
+    has_found_wrong_block(script)
+    submitted = [script.state(RequestKey(key)) for key in (1, 2, 3)]
+    assert [(state.is_alone, state.era) for state in submitted] == [(True, 0), (False, 2), (False, 2)]
+    assert submitted[1].work().era == 2
 
 
-def test_instances_forget_a_wrong_block_of_a_request_that_is_gone() -> None:
+def test_a_pool_that_was_killed_is_told_again_to_forget_all() -> None:
     script = script_of()
+    has_found_wrong_block(script)
+    script.close(POOL)
     script.take()
-    script.say(PREFILL, Failed(ONE, "load", "it is not as it was saved", pool_blocks(12)[0]))
-    assert script.take() == [(name, Forget([])) for name in (PREFILL, DECODE)]
+    script.connect(POOL, epoch=2, inventory=[], enable_prefix_caching=True)
+    assert ForgetAll(1) in [message for name, message in script.take() if name == POOL]
+
+
+def test_loads_that_find_no_change_are_no_reason_to_forget() -> None:
+    script = script_of()
+    script.say(PREFILL, PrefillReport([], [], [], [], 90, moved=[Moved("load", 64, 0.1, num_checked=3)]))
+    assert script.take() == []
 
 
 def test_a_victim_saves_only_what_the_pool_lacks() -> None:
@@ -241,10 +255,10 @@ def test_a_pool_that_was_away_is_told_later_what_may_be_wrong() -> None:
     script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
     script.take()
     script.connect(POOL, epoch=2, inventory=[], enable_prefix_caching=True)
-    assert Forget(hashes()) in [message for name, message in script.take() if name == POOL]
+    assert ForgetAll(0) in [message for name, message in script.take() if name == POOL]
     script.close(POOL, epoch=2)
     script.connect(POOL, epoch=3, inventory=[], enable_prefix_caching=True)
-    assert not [message for _, message in script.take() if isinstance(message, Forget)]
+    assert not [message for _, message in script.take() if isinstance(message, ForgetAll)]
 
 
 def test_best_effort_of_which_nothing_was_computed_holds_no_room() -> None:
