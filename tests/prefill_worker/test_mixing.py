@@ -225,8 +225,9 @@ def test_best_effort_fills_what_hardly_makes_it_longer_for_real_time() -> None:
 
 
 def test_best_effort_fills_the_time_that_the_objective_leaves() -> None:
-    """An iteration with both takes no longer than one of best effort alone, and than a quarter of the time left."""
-    for due_s, num_tokens in ((1.0, 128), (0.6, 80), (0.2, 0)):
+    """An iteration with both takes no longer than one of best effort alone, and than a quarter of the time left without
+    the time in the router's queue."""
+    for due_s, num_tokens in ((1.0, 128), (0.95, 112), (0.9, 64), (0.8, 0)):
         schedule = schedule_of(be_share=0.0)
         schedule.prefill([long := be(500), first := rt(50, due_s)])
         beside = [(key(long), num_tokens)] if num_tokens else []

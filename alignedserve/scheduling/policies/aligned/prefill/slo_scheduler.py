@@ -182,10 +182,18 @@ class PrefillSloScheduler:
 
 
 def _spare_s(requests: Iterable[PrefillRequest], now: float) -> float:
-    """Returns the seconds that BE may keep these RT requests waiting: SPARE of the time until the first one is due. It
-    is 0 if one is late or has no objective."""
-    due = [due_s(request.deadlines, request.num_output) for request in requests]
-    return 0.0 if math.inf in due else max(SPARE * (min(due) - now), 0.0)
+    """Returns the seconds that BE may keep these RT requests waiting. It is 0 if one is late or has no objective."""
+    return max(min(_spare_of(request, now) for request in requests), 0.0)
+
+
+def _spare_of(request: PrefillRequest, now: float) -> float:
+    """Returns SPARE of the time until the request is due, without its time in the router's queue. BE would delay all RT
+    in that queue."""
+    due, ttft_s = due_s(request.deadlines, request.num_output), request.ttft_s
+    if due == math.inf or ttft_s is None:
+        return 0.0
+    queued_s = 0.0 if request.num_output else max(ttft_s - (due - request.since_s), 0.0)
+    return SPARE * (due - now) - queued_s
 
 
 # ---- chunks of an iteration ------------------------------------------------------------------------------------------
