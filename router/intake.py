@@ -169,6 +169,7 @@ class Submissions:
         self._router.requests.add(state)
         if stored := self._orphans.claim(state.key, state.num_tokens):
             state.blocks, state.num_cached = stored.blocks, stored.num_tokens
+            state.is_alone = self._router.era > 0
         # Even if the pool has all of its KV: the pool may be dropping that KV for a reservation that was sent just
         # before.
         self._requeuer.queue_prefill(state)

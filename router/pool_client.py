@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, ForgetAll, Release, Reserve, Reserved
-from alignedserve.router.requests import RequestState
+from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
@@ -19,8 +19,6 @@ class PoolClient:
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
-    # Whether KV was found to be wrong while the pool was away.
-    _must_forget: bool = False
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._router.cluster.pool:
@@ -100,7 +98,8 @@ class PoolClient:
         matters little, and an instance that would say so may be gone."""
         pool = self._router.cluster.pool
         if pool is None:
-            self._must_forget = True
+            # It would have to be told later.
+            self.distrust_all()
         elif hashes := state.block_hashes(pool.hello.limits.block_size):
             # Instances may have it in their own caches, from which it would get into the pool again.
             self._send_all(Forget(hashes))
@@ -108,8 +107,19 @@ class PoolClient:
             for each in self._router.requests:
                 each.is_alone |= each.begins_with(hashes[0])
 
-    def forget_all(self) -> None:
-        """Lets no further request have KV that was known until now."""
+    def distrust_all(self) -> None:
+        """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""
+        self._router.era += 1
+        without_kv = list[RequestState]()
+        for state in self._router.requests:
+            if state.phase is Phase.QUEUED and not state.blocks:
+                without_kv.append(state)
+            else:
+                state.is_alone = True
+                self._router.prefill_queue.prefix_ended(state)
+        for state in without_kv:
+            # One of them may bring the prefix for which they waited.
+            state.era, state.num_awaited = self._router.era, 0
         self._send_all(ForgetAll(self._router.era))
 
     def _send_all(self, message: AnyMessage) -> None:
@@ -117,12 +127,6 @@ class PoolClient:
         self.send(message)
         for instance in self._router.cluster.instances:
             self._router.outbox.send(instance.instance_id, message)
-
-    def connected(self) -> None:
-        """Has the pool forget what an earlier process may not have forgotten. Call it before anything is reserved."""
-        if self._must_forget or self._router.era:
-            self._must_forget = False
-            self.send(ForgetAll(self._router.era))
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.protocol.messages import Failed, Hello, MakeSpare, Stored, UsePool, Welcome
+from alignedserve.protocol.messages import Failed, ForgetAll, Hello, MakeSpare, Stored, UsePool, Welcome
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
@@ -98,7 +98,6 @@ class PoolRecovery:
             self.segment = hello.segment
             for process in self._router.cluster.instances:
                 self._router.outbox.send(process.instance_id, UsePool(self.segment))
-        self._pool.connected()
         stored, span = {each.key: each for each in hello.inventory}, hello.limits.span
         # Requests that ask for room come last: the pool may make room from KV that other requests still need and have
         # not committed again yet.
@@ -107,6 +106,8 @@ class PoolRecovery:
             if found is None:
                 state.lose_blocks()
             elif found.blocks != state.blocks:
+                # The pool gave it these before it was lost, so they may be of an earlier era.
+                state.is_alone |= self._router.era > 0
                 state.blocks = found.blocks
                 state.num_cached = span.num_usable(found.num_tokens, state.num_tokens)
                 state.num_found = min(state.num_found, state.num_cached)
@@ -181,13 +182,15 @@ class Recovery:
     _recaller: Recaller
     _pool_recovery: PoolRecovery
     _hand_over: DirectHandOver
-    _pool: PoolClient
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._router.cluster:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is already up")
         self._router.cluster.add(hello)
         self._router.outbox.send(hello.instance_id, self._welcome)
+        if self._router.era and hello.role != "gateway":
+            # It may have missed that.
+            self._router.outbox.send(hello.instance_id, ForgetAll(self._router.era))
         segment = self._pool_recovery.segment
         if hello.role == "kvpool":
             self._pool_recovery.connected(hello)
@@ -222,18 +225,6 @@ class Recovery:
                 self._transitions.unstage(state)
             if state.saving_at == instance_id:
                 self._hand_over.not_saved(state)
-
-    def found_wrong(self) -> None:
-        """Lets no request have KV that others have made known until now, because a load has found a wrong block of the
-        pool. Earlier loads may not have checked it, so whatever was computed since may be wrong as well."""
-        self._router.era += 1
-        for state in self._router.requests:
-            if state.phase is Phase.QUEUED and not state.blocks:
-                # Nothing of it is anywhere.
-                state.era = self._router.era
-            else:
-                state.is_alone = True
-        self._pool.forget_all()
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the

@@ -63,7 +63,7 @@ class Router:
         )
         self._submissions = Submissions(state, requeuer, recaller, orphans)
         welcome = Welcome(epoch, config.silence_s)
-        self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over, pool)
+        self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over)
         self._role_changes = RoleChanges(state, recaller, eviction)
         self._failed_copies = CopyRetries(state, self._recovery, eviction)
 
@@ -101,7 +101,7 @@ class Router:
                 self._decode.candidates(message)
             case PrefillReport() | DecodeReport():
                 if any(each.num_changed for each in message.moved):
-                    self._recovery.found_wrong()
+                    self._pool.distrust_all()
                 if isinstance(message, PrefillReport):
                     self._reports.prefill(sender, message)
                 else:

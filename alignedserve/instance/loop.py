@@ -111,7 +111,7 @@ class WorkerLoop:
                 self.worker.drop_all()
                 if self.worker.transfers.checks_some_blocks:
                     # A wrong block may have been found meanwhile.
-                    self.worker.prompts.distrust_all()
+                    self.worker.prompts.distrust_all(era=0)
                 self._connection, self._is_void = connection, False
             case Down(dropped):
                 self.worker.drop_all()

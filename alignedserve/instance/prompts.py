@@ -133,7 +133,7 @@ class Prompts:
                 self.prefix_cache.spoilt(prefix)
         self._engine.forget_hashes(hashes)
 
-    def distrust_all(self, era: int = 0) -> None:
+    def distrust_all(self, era: int) -> None:
         """Stops sharing all blocks, and those of requests of earlier eras."""
         for prefix in self._prefixes.values():
             self.prefix_cache.spoilt(prefix)

@@ -457,7 +457,7 @@ class Work(Message):
     num_found: int = 0
     # Whether it shares no KV, because that of its prompt may be wrong.
     is_alone: bool = False
-    # The era in which nothing of it existed yet. A router begins a new one with each ForgetAll.
+    # The router's era when the request had no KV yet. Each ForgetAll begins a new one.
     era: int = 0
 
 
@@ -657,7 +657,7 @@ class Failed(Message):
     # "load", "save", "pull" or "evict".
     what: str
     reason: str
-    # The block of the pool with bytes other than those saved. The request's KV there is wrong from this block on.
+    # The first block of the pool with bytes other than those saved. The same load would fail again.
     wrong_block: PoolBlockId | None = None
 
 

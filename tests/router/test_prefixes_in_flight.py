@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Failed, Prefill, Reserve, Reserved, Submit
+from alignedserve.protocol.messages import Abort, Failed, Moved, Prefill, Reserve, Reserved, Submit
 from alignedserve.router.prefixes_in_flight import PrefixesInFlight
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.sampling_params import SamplingParams
@@ -218,6 +218,19 @@ def test_the_others_start_when_it_does_not_come(happens: Callable[[Script], None
     assert {2, 3} <= {*asked(script)}
     # The first one may wait for one of them now.
     assert waiting(script) <= 1
+
+
+def test_another_one_brings_the_prefix_if_the_first_may_be_wrong() -> None:
+    script = script_of()
+    submit(script, 1, 2, 3)
+    reserved(script, 1)
+    assert asked(script) == [1]
+    moved = [Moved("load", 0, 0.0, num_checked=1, num_changed=1)]
+    script.say(PREFILL, prefill_report(moved=moved))
+    assert (asked(script), waiting(script)) == ([2], 1)
+    script.first_token(1)
+    script.saved(1)
+    assert (asked(script), waiting(script)) == ([], 1)
 
 
 def test_the_others_start_when_its_instance_dies() -> None:

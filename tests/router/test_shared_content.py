@@ -16,7 +16,6 @@ from alignedserve.protocol.messages import (
     MakeSpare,
     Moved,
     Prefill,
-    PrefillReport,
     Release,
     Reserve,
     Reserved,
@@ -27,7 +26,7 @@ from alignedserve.router.events import Connected
 from alignedserve.router.requests import Phase
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.prefixes import block_hashes_of
-from alignedserve.types import RequestKey
+from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import (
     BLOCK_SIZE,
     DECODE,
@@ -38,6 +37,7 @@ from tests.router.script import (
     Script,
     hello,
     pool_blocks,
+    prefill_report,
     request,
 )
 
@@ -175,7 +175,7 @@ def has_found_wrong_block(script: Script, in_decode: bool = False) -> None:
     if in_decode:
         script.decode(moved=moved)
     else:
-        script.say(PREFILL, PrefillReport([], [], [], [], 90, moved=moved))
+        script.say(PREFILL, prefill_report(moved=moved))
 
 
 def test_only_requests_of_which_nothing_exists_share_kv_after_a_wrong_block() -> None:
@@ -195,18 +195,33 @@ def test_only_requests_of_which_nothing_exists_share_kv_after_a_wrong_block() ->
     assert submitted[1].work().era == 2
 
 
-def test_a_pool_that_was_killed_is_told_again_to_forget_all() -> None:
+@pytest.mark.parametrize("name", [POOL, PREFILL, DECODE])
+def test_a_process_that_may_have_missed_it_is_told_again_to_forget_all(name: InstanceId) -> None:
     script = script_of()
-    has_found_wrong_block(script)
-    script.close(POOL)
+    script.close(name)
+    has_found_wrong_block(script, in_decode=name == PREFILL)
     script.take()
-    script.connect(POOL, epoch=2, inventory=[], enable_prefix_caching=True)
-    assert ForgetAll(1) in [message for name, message in script.take() if name == POOL]
+    script.connect(name, epoch=2, inventory=[], enable_prefix_caching=True)
+    assert ForgetAll(1) in [message for to, message in script.take() if to == name]
+
+
+def test_kv_that_the_pool_had_given_before_is_of_an_earlier_era() -> None:
+    script = script_of()
+    submit(script)
+    # Its answer is lost with the connection.
+    script.close(POOL)
+    has_found_wrong_block(script)
+    orphan = Stored(RequestKey(2), pool_blocks(20, 21, 22), 10)
+    inventory = [Stored(ONE, pool_blocks(10, 11, 12), 8), orphan]
+    script.connect(POOL, epoch=2, inventory=inventory, enable_prefix_caching=True)
+    script.submit(2, num_prompt=11)
+    assert [script.state(key).num_cached for key in (1, 2)] == [8, 10]
+    assert [script.state(key).is_alone for key in (1, 2)] == [True, True]
 
 
 def test_loads_that_find_no_change_are_no_reason_to_forget() -> None:
     script = script_of()
-    script.say(PREFILL, PrefillReport([], [], [], [], 90, moved=[Moved("load", 64, 0.1, num_checked=3)]))
+    script.say(PREFILL, prefill_report(moved=[Moved("load", 64, 0.1, num_checked=3)]))
     assert script.take() == []
 
 
@@ -247,18 +262,17 @@ def test_what_may_be_wrong_is_found_no_more() -> None:
     assert Forget(hashes()) in sent
 
 
-def test_a_pool_that_was_away_is_told_later_what_may_be_wrong() -> None:
+def test_all_is_forgotten_if_the_pool_is_away_when_something_may_be_wrong() -> None:
     script = script_of()
     submit(script)
     found(script, 8)
     script.close(POOL)
-    script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
     script.take()
+    script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
+    told = [name for name, message in script.take() if message == ForgetAll(1)]
+    assert told == [PREFILL, DECODE]
     script.connect(POOL, epoch=2, inventory=[], enable_prefix_caching=True)
-    assert ForgetAll(0) in [message for name, message in script.take() if name == POOL]
-    script.close(POOL, epoch=2)
-    script.connect(POOL, epoch=3, inventory=[], enable_prefix_caching=True)
-    assert not [message for _, message in script.take() if isinstance(message, ForgetAll)]
+    assert ForgetAll(1) in [message for name, message in script.take() if name == POOL]
 
 
 def test_best_effort_of_which_nothing_was_computed_holds_no_room() -> None:
