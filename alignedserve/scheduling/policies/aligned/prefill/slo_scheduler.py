@@ -31,7 +31,7 @@ LEAST = 0.6
 CHOOSE_S = 1.0
 # The share by which BE may lengthen an iteration with RT that has no time to spare.
 MAX_STRETCH = 0.05
-# The share of the time until RT is due that it may spend in iterations with BE.
+# The share of the time until RT is due that it may spend in iterations with BE, if none has passed before.
 SPARE = 0.25
 
 
@@ -162,8 +162,8 @@ class PrefillSloScheduler:
     def _beside_s(self, cut: Cut, rt: Sequence[PrefillRequest], now: float) -> float:
         """Returns the seconds that an iteration with RT may take with BE in it.
 
-        That is as long as one of BE alone, if all RT prompts are still computed in SPARE of the time until they are
-        due. The rest is for prediction errors, for RT that is to come, and for what follows the prompt.
+        That is as long as one of BE alone, if all RT prompts are still computed within `_spare_s`. The rest of the time
+        until they are due is for prediction errors, for RT that is to come, and for what follows the prompt.
         """
         alone_s = cut.seconds
         all_s = self._estimate.iteration([(each.num_computed, each.num_pending) for each in rt], [])
@@ -187,13 +187,14 @@ def _spare_s(requests: Iterable[PrefillRequest], now: float) -> float:
 
 
 def _spare_of(request: PrefillRequest, now: float) -> float:
-    """Returns SPARE of the time until the request is due, without its time in the router's queue. BE would delay all RT
-    in that queue."""
-    due, ttft_s = due_s(request.deadlines, request.num_output), request.ttft_s
-    if due == math.inf or ttft_s is None:
+    """Returns SPARE of the time until the request is due, minus the time before it was first planned here. That was
+    mostly in the router's queue, and BE would delay all RT in there."""
+    due = due_s(request.deadlines, request.num_output)
+    if due == math.inf:
         return 0.0
-    queued_s = 0.0 if request.num_output else max(ttft_s - (due - request.since_s), 0.0)
-    return SPARE * (due - now) - queued_s
+    objective_s = None if request.num_output else request.ttft_s
+    passed_s = 0.0 if objective_s is None else max(objective_s - (due - request.since_s), 0.0)
+    return SPARE * (due - now) - passed_s
 
 
 # ---- chunks of an iteration ------------------------------------------------------------------------------------------
