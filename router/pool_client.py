@@ -91,6 +91,9 @@ class PoolClient:
             counters = self._router.counters.of(pool.instance_id)
             counters.num_asked_tokens += state.num_tokens
             counters.num_found_tokens += reserved.num_found
+        if not state.blocks and reserved.num_tokens > reserved.num_found:
+            # The pool had KV of it before the router knew, perhaps of an earlier era.
+            state.is_alone |= self._router.era > 0
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
     def distrust(self, state: RequestState) -> None:
@@ -98,7 +101,7 @@ class PoolClient:
         matters little, and an instance that would say so may be gone."""
         pool = self._router.cluster.pool
         if pool is None:
-            # It would have to be told later.
+            # When it returns, it may have forgotten or not. With an era it is told then.
             self.distrust_all()
         elif hashes := state.block_hashes(pool.hello.limits.block_size):
             # Instances may have it in their own caches, from which it would get into the pool again.

@@ -188,13 +188,14 @@ class Recovery:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is already up")
         self._router.cluster.add(hello)
         self._router.outbox.send(hello.instance_id, self._welcome)
-        if self._router.era and hello.role != "gateway":
-            # It may have missed that.
-            self._router.outbox.send(hello.instance_id, ForgetAll(self._router.era))
         segment = self._pool_recovery.segment
+        is_instance = hello.instance_id in {each.instance_id for each in self._router.cluster.instances}
+        if self._router.era and (is_instance or hello.role == "kvpool"):
+            # It may have missed the begin of the era.
+            self._router.outbox.send(hello.instance_id, ForgetAll(self._router.era))
         if hello.role == "kvpool":
             self._pool_recovery.connected(hello)
-        elif segment and hello.instance_id in {each.instance_id for each in self._router.cluster.instances}:
+        elif segment and is_instance:
             self._router.outbox.send(hello.instance_id, UsePool(segment))
         # Lets policies that found nothing to do look again.
         self._router.decode_queue.num_changes += 1

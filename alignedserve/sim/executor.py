@@ -96,6 +96,8 @@ class SimEngine:
         self._num_shared: Counter[RequestId] = Counter()
         # The right contents of a request's whole blocks, by group and column, when they were last checked.
         self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
+        # See `Content.flaw`: that of a request with KV that is not right.
+        self._flaws: dict[RequestId, int] = {}
 
     def _make_contents(self) -> BlockContents:
         return BlockContents(self.limits.block_size)
@@ -183,6 +185,7 @@ class SimEngine:
         self._blocks.free(request.request_id)
         self._num_shared.pop(request.request_id, None)
         self._right.pop(request.request_id, None)
+        self._flaws.pop(request.request_id, None)
         self._chains.pop(request.request_id, None)
         self._sharers.discard(request.request_id)
         self.contents.forget(key_of(request.request_id))
@@ -301,6 +304,9 @@ class SimEngine:
             )
         if held.digest != self._chains[request.request_id].hash_of(num_tokens):
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
+        if held.flaw:
+            self._kv.check_flaw(key, held.flaw)
+            self._flaws[request.request_id] = held.flaw
 
     def _size_of(self, request: Request) -> int:
         """Returns how many of the request's tokens fit into a block."""
@@ -409,6 +415,8 @@ class SimEngine:
             until = min(end, (column + 1) * size)
             digest = self._digest(request.request_id, until)
             content = Content(key, column, until - column * size, digest, is_inputs=request.keeps_inputs)
+            if self._flaws:
+                content = content._replace(flaw=self._flaws.get(request.request_id, 0))
             for group in range(self.span.num_groups):
                 block = self._blocks.held(request.request_id, group)[column]
                 self.contents.write(block, content._replace(group=group))

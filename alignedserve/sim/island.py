@@ -53,6 +53,7 @@ class IslandConfig:
     overhead: Overhead = NO_OVERHEAD
     # See World.
     is_checked: bool = True
+    check_share: float = 1.0
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode}
@@ -82,6 +83,7 @@ class SimIsland:
             clock=clock,
             overhead=config.overhead,
             is_checked=config.is_checked,
+            check_share=config.check_share,
         )
         self.router = self.world.router = SimRouter(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)

@@ -2,11 +2,14 @@
 
 A request's tokens follow from the request alone: its prompt, and the samples of `model.py`. So the right content of a
 block is known here, whatever the router, the pool and the instances do.
+
+A bit that flips in the pool is numbered, and so is whatever is computed from it. When a load finds such a block, the
+router begins a new era (`router/pool_client.py`). No request of that era may use what was flawed before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from alignedserve.protocol.messages import Request
 from alignedserve.sim import model
@@ -51,9 +54,15 @@ class TokenChain:
 
 
 class KvModel:
-    def __init__(self) -> None:
+    def __init__(self, is_forgotten: Callable[[RequestKey, int], bool] = lambda key, flaw: False) -> None:
+        """`is_forgotten`: whether a request must not have KV with this flaw."""
+        self._is_forgotten = is_forgotten
         self._requests: dict[RequestKey, Request] = {}
         self._chains: dict[RequestKey, TokenChain] = {}
+
+    def check_flaw(self, key: RequestKey, flaw: int) -> None:
+        if self._is_forgotten(key, flaw):
+            raise RuntimeError(f"request {key} has KV that comes from flipped bit {flaw}, and must not")
 
     def add(self, request: Request) -> None:
         """Adds a request. Called by its client, before any other process receives it."""

@@ -28,6 +28,8 @@ class Content(NamedTuple):
     is_inputs: bool = False
     # The layer group of its KV.
     group: int = 0
+    # The number of the flipped bit from which it is computed or copied: see kv_model.py. 0: it is right.
+    flaw: int = 0
 
     @property
     def identity(self) -> tuple[RequestKey, int, int]:
@@ -56,6 +58,7 @@ class Write:
         for block, content in self._places:
             self._segment.contents[block] = content
             self._segment.changed.discard(block)
+            self._segment.marked.discard(block)
         self.abandon()
 
     def abandon(self) -> None:
@@ -76,6 +79,8 @@ class SimSegment:
         self.writes: dict[PoolBlockId, Write] = {}
         # Blocks of which the content has changed since it was saved. Checksums would say the same.
         self.changed: set[PoolBlockId] = set()
+        # Those among them that a load has found. No load copies them.
+        self.marked: set[PoolBlockId] = set()
 
     @property
     def blocks(self) -> SimSegment:
@@ -86,12 +91,12 @@ class SimSegment:
     def checksums(self) -> None:
         """See `changed`."""
 
-    def flip_bit(self, number: int) -> None:
+    def flip_bit(self, number: int, flaw: int) -> None:
         """Changes the KV of one of the blocks with content. Does nothing if there are none."""
         if self.contents:
             block = sorted(self.contents)[number % len(self.contents)]
             self.changed.add(block)
-            self.contents[block] = self.contents[block]._replace(digest=-1)
+            self.contents[block] = self.contents[block]._replace(flaw=flaw)
 
     def close(self) -> None:
         """Unmaps it. Transfers know which segment they have mapped."""

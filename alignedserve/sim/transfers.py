@@ -5,7 +5,7 @@ ones go first. Each copy is as fast as the cost model's channel and the links th
 is staged for other instances is in a real `StagingBuffer`.
 
 A copy moves the recorded contents of blocks. It is an error to copy anything but the request's own KV from the pool.
-Loads find each block that has changed, as with `--verify-blocks 1`.
+Loads check the share `World.check_share` of the blocks, as with `--verify-blocks`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Copy:
     # See Outcome.
     is_denied: bool = False
     wrong_block: PoolBlockId | None = None
+    num_changed: int = 0
     # When its lane was free for the copy, in seconds; None: not yet.
     begun_s: float | None = None
     is_over: bool = False
@@ -149,7 +150,9 @@ class Lane:
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
         outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
         if copy.wrong_block is not None:
-            outcome = replace(outcome, wrong_block=copy.wrong_block, num_checked=1, num_changed=1)
+            outcome = replace(
+                outcome, wrong_block=copy.wrong_block, num_checked=1, num_changed=copy.num_changed
+            )
         self._completions.post(copy.done, outcome)
 
 
@@ -165,7 +168,7 @@ class SimTransfers:
     ) -> None:
         self.completions = Completions(wake)
         self.staging_share = channels.staging_share
-        self.checks_some_blocks = False
+        self.checks_some_blocks = 0 < world.check_share < 1
         self.staging_buffer = StagingBuffer(ids.epoch, self.completions)
         self.engine = engine
         self._world = world
@@ -204,14 +207,21 @@ class SimTransfers:
             return None
 
         def end(error: str | None) -> str | None:
-            if error is None and (wrong := [there for _, there in pairs if there in segment.changed]):
+            if error is not None:
+                return error
+            drawn = [there for _, there in pairs if self._is_checked(there, copy)]
+            new = segment.changed.intersection(drawn) - segment.marked
+            segment.marked |= new
+            copy.num_changed = len(new)
+            if wrong := [there for _, there in pairs if there in segment.marked]:
                 copy.wrong_block = PoolBlockId(wrong[0] // segment.num_groups)
                 return f"pool block {copy.wrong_block} is not as it was saved"
-            if error is None and read() != found:
+            # A bit may have flipped meanwhile.
+            now = read()
+            if [each._replace(flaw=0) for each in now] != [each._replace(flaw=0) for each in found]:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
-            if error is None:
-                self._hold([here for here, _ in pairs], found)
-            return error
+            self._hold([here for here, _ in pairs], now)
+            return None
 
         channel, crossings = self._channels.load, self._channels.ports.from_pool
         copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
@@ -236,6 +246,9 @@ class SimTransfers:
         # The copy holds its pool blocks from here on, even while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
+
+    def _is_checked(self, block: PoolBlockId, copy: Copy) -> bool:
+        return hash((block, copy.transfer.number)) % 1000 < 1000 * self._world.check_share
 
     def _in_pool(self, segment: SimSegment, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
         return segment.read(key, blocks)

@@ -107,15 +107,34 @@ class World:
     # Whether instances check the KV in their blocks and their own counts, and gateways all tokens. Figures are the same
     # without that: see `trusting.py`.
     is_checked: bool = True
-    # The right KV of all requests.
-    kv: KvModel = field(default_factory=KvModel)
+    # The share of the pool's blocks that loads check for flipped bits.
+    check_share: float = 1.0
+    # For each flipped bit, the router's core at that time and its era.
+    flips: list[tuple[object, int]] = field(default_factory=list)
     # For each request, the tokens with KV that instances have computed. Written by the instances.
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.router: SimRouter
         self.carrier = Carrier(self.clock)
+        # The right KV of all requests.
+        self.kv = KvModel(self._is_forgotten)
 
     def next_epoch(self) -> Epoch:
         self.num_epochs += 1
         return Epoch(self.num_epochs)
+
+    def flip_bit(self, segment: SimSegment, number: int) -> None:
+        """Changes the KV of one of the segment's blocks."""
+        core = self.router.core
+        self.flips.append((core, core.state.era if core else 0))
+        segment.flip_bit(number, len(self.flips))
+
+    def _is_forgotten(self, key: RequestKey, flaw: int) -> bool:
+        """Returns whether the request must not have such KV: all loads are checked, or it is of an era that the router
+        has begun since the bit flipped. A request that is alone may have kept its own KV."""
+        if self.check_share == 1:
+            return True
+        core, (of_core, era) = self.router.core, self.flips[flaw - 1]
+        state = core.state.requests.get(key) if core else None
+        return core is of_core and state is not None and state.era > era and not state.is_alone

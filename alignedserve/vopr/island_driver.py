@@ -79,7 +79,7 @@ class IslandDriver(Driver):
             case Late() | FailingCopies() | SlowCopies():
                 self._conditions.add(action)
             case FlipBit(number=number):
-                self._island.pool.segment.flip_bit(number)
+                self._island.world.flip_bit(self._island.pool.segment, number)
             case Jump(process=name, seconds=seconds):
                 self._process(name).local_clock.jump(seconds)
             case Drift(process=name, rate=rate):

@@ -219,6 +219,15 @@ def test_kv_that_the_pool_had_given_before_is_of_an_earlier_era() -> None:
     assert [script.state(key).is_alone for key in (1, 2)] == [True, True]
 
 
+def test_kv_that_the_pool_had_of_an_unknown_request_is_of_an_earlier_era() -> None:
+    script = script_of()
+    has_found_wrong_block(script)
+    submit(script)
+    # Not in the inventory as committed: an earlier router had reserved it, and its prefix was found.
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8, num_found=0))
+    assert (script.state().num_cached, script.state().is_alone) == (8, True)
+
+
 def test_loads_that_find_no_change_are_no_reason_to_forget() -> None:
     script = script_of()
     script.say(PREFILL, prefill_report(moved=[Moved("load", 64, 0.1, num_checked=3)]))

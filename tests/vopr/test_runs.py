@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,17 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.engine.blocks import BlockManager
+from alignedserve.instance.prompts import Prompts
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.outbox import OutputCoalescing
 from alignedserve.router.replay_diff import compare
+from alignedserve.sim.kv_model import KvModel
 from alignedserve.sim.segment import Content, SimSegment, Write
 from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
-from alignedserve.vopr.build import make_island
+from alignedserve.vopr.build import checks_some, make_island
 from alignedserve.vopr.event_logs import open_in
-from alignedserve.vopr.history import History
+from alignedserve.vopr.history import Arrive, FlipBit, History
 from alignedserve.vopr.run import history_of, log_hash, run
 from alignedserve.vopr.shrink import Shrinker
 from tests.scheduling import dropping
@@ -54,23 +59,63 @@ def test_nothing_breaks_where_bits_of_the_pool_flip(seed: int) -> None:
 def test_a_changed_block_that_no_load_finds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     flip_bit = SimSegment.flip_bit
 
-    def flip_unseen(self: SimSegment, number: int) -> None:
-        flip_bit(self, number)
+    def flip_unseen(self: SimSegment, number: int, flaw: int) -> None:
+        flip_bit(self, number, flaw)
         self.changed.clear()
 
     monkeypatch.setattr(SimSegment, "flip_bit", flip_unseen)
-    assert "KV of other tokens" in str(run(short(0, 100.0)).failure)
+    assert "comes from flipped bit" in str(run(short(0, 100.0)).failure)
+
+
+def many_flips(count: int) -> Iterator[History]:
+    """Islands where prompts begin alike, and loads check some of the pool's blocks: a bit flips every 0.4 s."""
+    for seed in itertools.count(3001):
+        plain = short(seed, 20.0)
+        if not (plain.plan.begin_alike and plain.plan.enable_prefix_caching and checks_some(plain.plan)):
+            continue
+        count -= 1
+        dice = random.Random(seed)
+        flips = [FlipBit(at_s=0.4 * k, number=dice.randrange(1 << 30)) for k in range(1, 50)]
+        arrivals = [each for each in plain.actions if isinstance(each, Arrive)]
+        yield History(plain.plan, sorted([*arrivals, *flips], key=lambda each: each.at_s))
+        if not count:
+            return
+
+
+def test_what_comes_from_a_changed_block_is_in_use_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_flaw, seen = KvModel.check_flaw, set[int]()
+
+    def note(self: KvModel, key: RequestKey, flaw: int) -> None:
+        seen.add(flaw)
+        check_flaw(self, key, flaw)
+
+    monkeypatch.setattr(KvModel, "check_flaw", note)
+    assert [run(each).failure for each in many_flips(3)] == [None] * 3 and seen
+
+
+def is_noticed() -> bool:
+    return any("comes from flipped bit" in str(run(each).failure) for each in many_flips(20))
+
+
+def test_an_instance_that_forgets_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Prompts, "distrust_all", lambda self, era: None)
+    assert is_noticed()
+
+
+def test_a_pool_that_forgets_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockAllocator, "forget_all", lambda self: None)
+    assert is_noticed()
 
 
 def test_blocks_that_have_changed_are_right_once_they_are_saved_again() -> None:
     island, _ = make_island(short(0).plan)
     segment, content = island.pool.segment, Content(RequestKey(1), 0, 4)
-    segment.flip_bit(5)
+    segment.flip_bit(5, flaw=1)
     assert not segment.changed
     for save in range(2):
         segment.write([(PoolBlockId(3), content)]).finish()
         assert not segment.changed and segment.contents[PoolBlockId(3)] == content, save
-        segment.flip_bit(5)
+        segment.flip_bit(5, flaw=1)
         assert segment.changed == {3} and segment.contents[PoolBlockId(3)] != content
 
 
