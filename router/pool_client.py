@@ -92,7 +92,7 @@ class PoolClient:
             counters.num_asked_tokens += state.num_tokens
             counters.num_found_tokens += reserved.num_found
         if not state.blocks and reserved.num_tokens > reserved.num_found:
-            # The pool had KV of it before the router knew, perhaps of an earlier era.
+            # The pool already had KV of it that the router did not know of, perhaps from an earlier era.
             state.is_alone |= self._router.era > 0
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 

@@ -191,7 +191,7 @@ class Recovery:
         segment = self._pool_recovery.segment
         is_instance = hello.instance_id in {each.instance_id for each in self._router.cluster.instances}
         if self._router.era and (is_instance or hello.role == "kvpool"):
-            # It may have missed the begin of the era.
+            # It may not have been told when the era began.
             self._router.outbox.send(hello.instance_id, ForgetAll(self._router.era))
         if hello.role == "kvpool":
             self._pool_recovery.connected(hello)

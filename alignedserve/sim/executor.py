@@ -96,7 +96,7 @@ class SimEngine:
         self._num_shared: Counter[RequestId] = Counter()
         # The right contents of a request's whole blocks, by group and column, when they were last checked.
         self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
-        # See `Content.flaw`: that of a request with KV that is not right.
+        # For requests with KV that is not right, the lowest `Content.flaw`.
         self._flaws: dict[RequestId, int] = {}
 
     def _make_contents(self) -> BlockContents:
@@ -306,7 +306,7 @@ class SimEngine:
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
         if held.flaw:
             self._kv.check_flaw(key, held.flaw)
-            self._flaws[request.request_id] = held.flaw
+            self._flaws[request.request_id] = min(held.flaw, self._flaws.get(request.request_id, held.flaw))
 
     def _size_of(self, request: Request) -> int:
         """Returns how many of the request's tokens fit into a block."""

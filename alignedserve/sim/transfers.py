@@ -36,6 +36,10 @@ FAILS_SO = "the simulation has it so"
 WhenAwake = Callable[[Callable[[], None]], None]
 
 
+def _without_flaws(contents: Sequence[Content]) -> list[Content]:
+    return [each._replace(flaw=0) for each in contents]
+
+
 def _at_once(action: Callable[[], None]) -> None:
     action()
 
@@ -209,8 +213,8 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             if error is not None:
                 return error
-            drawn = [there for _, there in pairs if self._is_checked(there, copy)]
-            new = segment.changed.intersection(drawn) - segment.marked
+            unknown = segment.changed - segment.marked
+            new = {there for _, there in pairs if there in unknown and self._is_checked(there, copy)}
             segment.marked |= new
             copy.num_changed = len(new)
             if wrong := [there for _, there in pairs if there in segment.marked]:
@@ -218,7 +222,7 @@ class SimTransfers:
                 return f"pool block {copy.wrong_block} is not as it was saved"
             # A bit may have flipped meanwhile.
             now = read()
-            if [each._replace(flaw=0) for each in now] != [each._replace(flaw=0) for each in found]:
+            if now != found and _without_flaws(now) != _without_flaws(found):
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             self._hold([here for here, _ in pairs], now)
             return None
