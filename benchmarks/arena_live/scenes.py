@@ -26,6 +26,8 @@ LOADS_BESIDE_BACKLOG = (0.3, 0.5, 0.7)
 MAX_PROMPT, MAX_OUTPUT = 800, 200
 # Fewer requests say little, and more take long to send.
 LEAST, MOST = 30, 300
+# A machine that is very slow has fewer, so that they arrive within this many seconds.
+LONGEST_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def draw(number: int) -> Scene:
 def requests_of(
     scene: Scene, cost: CostModel, pace: float, seconds: float, tokenizer: Tokenizer
 ) -> list[Asked]:
-    """Returns requests that arrive within about `seconds`, in order of time. `pace`: how much longer iterations take
-    than by the cost model."""
+    """Returns requests that arrive within about `seconds`, or LONGEST_S if fewer than LEAST do. They are in order of
+    time. `pace`: how much longer iterations take than by the cost model."""
     lengths = LognormalLengths(scene.prompt, scene.output, scene.spread, MAX_PROMPT, MAX_OUTPUT)
     rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number), NUM_SLOTS).rate / pace
     count = min(max(LEAST, math.ceil(scene.load * rate * seconds)), MOST)
@@ -78,6 +80,8 @@ def requests_of(
     arrivals = gamma_arrivals(
         sampled, scene.load * found.rate / pace, scene.burstiness**-0.5, scene.number + 1
     )
+    arrivals = [each for each in arrivals if each.time_s <= arrivals[0].time_s + LONGEST_S]
+    count = len(arrivals)
     tiers = choose_tiers(count, scene.be_share, Random(f"tiers {scene.number}"))
     arrivals = [replace(each, tier=tier) for each, tier in zip(arrivals, tiers, strict=True)]
     if scene.best_effort == "backlog":
