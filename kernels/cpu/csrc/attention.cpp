@@ -155,10 +155,11 @@ void reset(const Task<T>& task, int64_t kv_head) {
 // Rows whose weights are computed together.
 constexpr int kSoftmaxRows = kLanes;
 static_assert(kMaxRows <= kSoftmaxRows);
-using Scores = f32x16[kSoftmaxRows][kKeyVectors];
+// A row's products with a tile's keys. They are scaled when they become weights.
+using Products = f32x16[kKeyVectors];
 
 template <class T>
-__attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, int64_t first_key, Scores& scores) {
+__attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, int64_t first_key, Products* products) {
   const int64_t window = task.op.window ? task.op.window : std::numeric_limits<int32_t>::max();
   for (int r = 0; r < rows; ++r) {
     const int32_t position = int32_t(task.first_position + (row + r) / task.group);
@@ -166,7 +167,7 @@ __attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, 
     for (int v = 0; v < kKeyVectors; ++v) {
       const i32x16 key = iota_i32() + int32_t(first_key + v * kLanes);
       const i32x16 visible = (key <= position) & (key > earliest);
-      scores[r][v] = choose(visible, scores[r][v], splat(-std::numeric_limits<float>::infinity()));
+      products[r][v] = choose(visible, products[r][v], splat(-std::numeric_limits<float>::infinity()));
     }
   }
 }
@@ -177,23 +178,27 @@ ALWAYS_INLINE f32x16 exp2_for(f32x16 x) {
   return std::is_same_v<T, float> ? exp2_lanes(x) : rough_exp2_lanes(x);
 }
 
-// Turns scores into weights, and updates maxima and sums. Returns the factors that scale the earlier output down.
+// Turns products into weights, and updates maxima and sums. Returns the factors that scale the earlier output down.
 template <class T>
-__attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Scores& scores, T* weights) {
-  alignas(64) float highest[kLanes];
-  const f32x16 before = load(task.maxima + row);
-  store(highest, before);
+__attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Products* products,
+                                         T* weights) {
+  const f32x16 scale = splat(task.op.scale * kLog2E), before = load(task.maxima + row);
+  f32x16 best[kSoftmaxRows];
   for (int r = 0; r < rows; ++r) {
-    const f32x16 best = max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3]));
-    const float maximum = horizontal_max(best);
-    highest[r] = maximum > highest[r] ? maximum : highest[r];
+    best[r] = products[r][0];
+    for (int v = 1; v < kKeyVectors; ++v) best[r] = max(best[r], products[r][v]);
   }
-  const f32x16 shrink = exp2_lanes(before - load(highest));
+  for (int r = rows; r < kSoftmaxRows; ++r) best[r] = splat(kLowest);
+  const f32x16 maxima = horizontal_maxima(best) * scale, highest = choose(maxima > before, maxima, before);
+  const f32x16 shrink = exp2_lanes(before - highest);
+  store_up_to(task.maxima + row, highest, rows);
+  alignas(64) float below[kLanes], factors[kLanes];
+  store(below, -highest);
+  store(factors, shrink);
   for (int r = 0; r < rows; ++r) {
-    task.maxima[row + r] = highest[r];
-    f32x16 sum = load(task.sums + (row + r) * kLanes) * shrink[r];
+    f32x16 sum = load(task.sums + (row + r) * kLanes) * factors[r];
     for (int v = 0; v < kKeyVectors; ++v) {
-      const f32x16 weight = exp2_for<T>(scores[r][v] - highest[r]);
+      const f32x16 weight = exp2_for<T>(fma(products[r][v], scale, splat(below[r])));
       sum += weight;
       store(weights + r * kTileKeys + v * kLanes,
             task.value_scales ? weight * load(task.value_scales + v * kLanes) : weight);
@@ -218,15 +223,15 @@ struct Visible {
   }
 };
 
-// Turns products into scores, and these into weights. Returns the factors that scale the earlier output down.
+// Does the same where keys have scales of their own, or are masked.
 template <class T>
 ALWAYS_INLINE f32x16 weigh(const Task<T>& task, int64_t row, int rows, int64_t first_key, const Visible& visible,
-                           Scores& scores, T* weights) {
+                           Products* products, T* weights) {
   if (task.key_scales)
     for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < kKeyVectors; ++v) scores[r][v] *= load(task.key_scales + v * kLanes);
-  if (!visible.are_all) mask(task, row, rows, first_key, scores);
-  return softmax(task, row, rows, scores, weights);
+      for (int v = 0; v < kKeyVectors; ++v) products[r][v] *= load(task.key_scales + v * kLanes);
+  if (!visible.are_all) mask(task, row, rows, first_key, products);
+  return softmax(task, row, rows, products, weights);
 }
 
 template <class T, int ROWS>
@@ -235,14 +240,13 @@ struct RowBlock {
   static constexpr int kAtOnce = ROWS <= kMaxRows / 2 ? 2 : 1;
 
   template <int TILES>
-  static ALWAYS_INLINE void score_tiles(const Task<T>& task, int64_t row, int first, Scores& scores) {
+  static ALWAYS_INLINE void score_tiles(const Task<T>& task, int64_t row, int first, Products* products) {
     const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
-    const float scale = task.op.scale * kLog2E;
     f32x16 acc[ROWS][TILES * kTileVectors] = {};
     dot<T, ROWS, TILES>(reinterpret_cast<const char*>(task.q) + row * stride, stride, task.keys + first * tile_bytes,
                         tile_bytes, task.head_words, acc);
     for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < TILES * kTileVectors; ++v) scores[r][first * kTileVectors + v] = acc[r][v] * scale;
+      for (int v = 0; v < TILES * kTileVectors; ++v) products[r][first * kTileVectors + v] = acc[r][v];
   }
 
   template <int TILES>
@@ -262,14 +266,14 @@ struct RowBlock {
   static void attend(const Task<T>& task, int64_t row, int64_t first_key) {
     const Visible visible(task, row, ROWS, first_key);
     if (visible.num_keys <= 0) return;
-    Scores scores;
+    Products products[ROWS];
     for (int tile = 0; tile < kKeyTiles; tile += kAtOnce)
       if (tile * kTileColumns < visible.num_keys)
-        score_tiles<kAtOnce>(task, row, tile, scores);
+        score_tiles<kAtOnce>(task, row, tile, products);
       else
         for (int r = 0; r < ROWS; ++r)
-          for (int v = 0; v < kTileVectors; ++v) scores[r][tile * kTileVectors + v] = f32x16{};
-    const f32x16 shrink = weigh(task, row, ROWS, first_key, visible, scores, task.weights);
+          for (int v = 0; v < kTileVectors; ++v) products[r][tile * kTileVectors + v] = f32x16{};
+    const f32x16 shrink = weigh(task, row, ROWS, first_key, visible, products, task.weights);
     int64_t tile = 0;
     for (; tile + kAtOnce <= task.value_tiles; tile += kAtOnce)
       add_tiles<kAtOnce>(task, row, tile, words<T>(visible.num_keys), shrink);
@@ -283,24 +287,26 @@ void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, 
   const Visible visible(task, row, rows, first_key);
   if (visible.num_keys <= 0) return;
   const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
-  f32x16 products[kKeyTiles][kMaxAmxRows][kTileVectors];
-  for (int tile = 0; tile * kTileColumns < visible.num_keys; ++tile)
-    amx_dot<T>(shape, reinterpret_cast<const char*>(task.q) + row * stride, stride, rows, task.keys + tile * tile_bytes,
-               task.head_words, {products[tile]});
-  const float scale = task.op.scale * kLog2E;
+  Products products[kMaxAmxRows];
+  for (int tile = 0; tile < kKeyTiles; ++tile)
+    if (tile * kTileColumns < visible.num_keys)
+      amx_dot<T>(shape, reinterpret_cast<const char*>(task.q) + row * stride, stride, rows,
+                 task.keys + tile * tile_bytes, task.head_words,
+                 {&products[0][tile * kTileVectors], sizeof(Products)});
+    else
+      for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < kTileVectors; ++v) products[r][tile * kTileVectors + v] = f32x16{};
   for (int first = 0; first < rows; first += kSoftmaxRows) {
     const int count = std::min(rows - first, kSoftmaxRows);
-    Scores scores;
-    for (int r = 0; r < count; ++r)
-      for (int v = 0; v < kKeyVectors; ++v) {
-        const int tile = v / kTileVectors;
-        const bool is_known = tile * kTileColumns < visible.num_keys;
-        scores[r][v] = is_known ? products[tile][first + r][v % kTileVectors] * scale : f32x16{};
-      }
-    const f32x16 shrink = weigh(task, row + first, count, first_key, visible, scores, task.weights + first * kTileKeys);
-    float* out = task.out + (row + first) * task.padded_dim;
-    for (int r = 0; r < count; ++r)
-      for (int64_t i = 0; i < task.padded_dim; i += kLanes, out += kLanes) store(out, load(out) * shrink[r]);
+    alignas(64) float shrink[kSoftmaxRows];
+    store(shrink, weigh(task, row + first, count, first_key, visible, products + first,
+                        task.weights + first * kTileKeys));
+    for (int r = 0; r < count; ++r) {
+      // Most maxima stay.
+      if (shrink[r] == 1.0f) continue;
+      float* out = task.out + (row + first + r) * task.padded_dim;
+      for (int64_t i = 0; i < task.padded_dim; i += kLanes) store(out + i, load(out + i) * shrink[r]);
+    }
   }
   const int64_t steps = words<T>(packed_keys<T>(int(visible.num_keys))), value_bytes = words<T>(kTileKeys) * kStepBytes;
   const int64_t out_stride = task.padded_dim * sizeof(float);
