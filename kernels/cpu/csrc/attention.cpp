@@ -283,12 +283,13 @@ struct RowBlock {
 
 // What RowBlock::attend does, for up to 32 rows.
 template <class T>
-void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, int64_t first_key) {
+void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, int64_t first_key, Pace& pace) {
   const Visible visible(task, row, rows, first_key);
   if (visible.num_keys <= 0) return;
   const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
   Products products[kMaxAmxRows];
-  for (int tile = 0; tile < kKeyTiles; ++tile)
+  for (int tile = 0; tile < kKeyTiles; ++tile) {
+    pace.step();
     if (tile * kTileColumns < visible.num_keys)
       amx_dot<T>(shape, reinterpret_cast<const char*>(task.q) + row * stride, stride, rows,
                  task.keys + tile * tile_bytes, task.head_words,
@@ -296,8 +297,10 @@ void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, 
     else
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < kTileVectors; ++v) products[r][tile * kTileVectors + v] = f32x16{};
+  }
   for (int first = 0; first < rows; first += kSoftmaxRows) {
     const int count = std::min(rows - first, kSoftmaxRows);
+    pace.step();
     alignas(64) float shrink[kSoftmaxRows];
     store(shrink, weigh(task, row + first, count, first_key, visible, products + first,
                         task.weights + first * kTileKeys));
@@ -310,18 +313,30 @@ void attend_by_amx(AmxShape& shape, const Task<T>& task, int64_t row, int rows, 
   }
   const int64_t steps = words<T>(packed_keys<T>(int(visible.num_keys))), value_bytes = words<T>(kTileKeys) * kStepBytes;
   const int64_t out_stride = task.padded_dim * sizeof(float);
-  for (int64_t tile = 0; tile < task.value_tiles; ++tile)
+  for (int64_t tile = 0; tile < task.value_tiles; ++tile) {
+    pace.step();
     amx_dot<T>(shape, reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T), rows,
                task.values + tile * value_bytes, steps,
                {task.out + row * task.padded_dim + tile * kTileColumns, out_stride, true});
+  }
+}
+
+// The steps of `Pace` in attend_rows.
+template <class T>
+int64_t num_steps(const Task<T>& task) {
+  if (!kMayUseAmx<T> || !has_amx()) return 1;
+  const int64_t num_blocks = (task.num_rows + kMaxAmxRows - 1) / kMaxAmxRows;
+  return num_blocks * (kKeyTiles + kMaxAmxRows / kSoftmaxRows + task.value_tiles);
 }
 
 template <class T, int... ROWS>
-void attend_rows(AmxShape& shape, const Task<T>& task, int64_t first_key, std::integer_sequence<int, ROWS...>) {
+void attend_rows(AmxShape& shape, const Task<T>& task, int64_t first_key, Pace& pace,
+                 std::integer_sequence<int, ROWS...>) {
   if constexpr (kMayUseAmx<T>)
     if (has_amx()) {
       for (int64_t row = 0; row < task.num_rows; row += kMaxAmxRows)
-        attend_by_amx(shape, task, row, int(std::min<int64_t>(kMaxAmxRows, task.num_rows - row)), first_key);
+        attend_by_amx(shape, task, row, int(std::min<int64_t>(kMaxAmxRows, task.num_rows - row)), first_key,
+                      pace);
       return;
     }
   using Attend = void (*)(const Task<T>&, int64_t, int64_t);
@@ -427,15 +442,15 @@ void run_task(const Task<T>& task, int64_t num_queries, const Keys& all, const K
         fetch.begin(op, step, span_of(next, next.segments[0], 0), num_next_heads, next.segments[0].begin);
       for (int64_t head = 0; head < num_heads; ++head) {
         find_rows(op, step, span_of(all, segment, head), key, rows);
-        // In four parts, because only so many lines can be on their way
-        const auto fetch_part = [&](int part) { fetch.lines(lines_of_head * head + lines_of_head * part / 4); };
-        fetch_part(1);
+        const Task<T>& of_head = of_heads[head];
+        Pace pace(fetch, lines_of_head * head, lines_of_head, 3 + num_steps(of_head));
+        pace.step();
         pack_keys(task, rows);
-        fetch_part(2);
+        pace.step();
         pack_values(task, rows);
-        fetch_part(3);
-        attend_rows(shape, of_heads[head], key, std::make_integer_sequence<int, kMaxRows>{});
-        fetch_part(4);
+        pace.step();
+        attend_rows(shape, of_head, key, pace, std::make_integer_sequence<int, kMaxRows>{});
+        pace.finish();
       }
     }
   };

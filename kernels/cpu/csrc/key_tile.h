@@ -102,6 +102,23 @@ class Fetch {
   bool is_reversed_ = false;
 };
 
+// Spreads a head's share of a fetch over its computation. Only so many lines can be on their way, and a fetch of another
+// one waits.
+class Pace {
+ public:
+  Pace(Fetch& fetch, int64_t first_line, int64_t num_lines, int64_t num_steps)
+      : fetch_(fetch), first_line_(first_line), num_lines_(num_lines), num_steps_(num_steps) {}
+
+  void step() { fetch_.lines(first_line_ + num_lines_ * std::min(++num_done_, num_steps_) / num_steps_); }
+
+  void finish() { fetch_.lines(first_line_ + num_lines_); }
+
+ private:
+  Fetch& fetch_;
+  const int64_t first_line_, num_lines_, num_steps_;
+  int64_t num_done_ = 0;
+};
+
 // [32 keys at a time][word][key]; keys from rows.count on, up to a whole vector of them, are zeros.
 inline void pack_keys(const KeyRows& rows, int64_t head_words, char* tiles) {
   const auto* keys = reinterpret_cast<const uint32_t* const*>(rows.keys);
