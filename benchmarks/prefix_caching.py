@@ -63,8 +63,9 @@ def ours(model: Path, *options: str, checkout: Path | None = None) -> Iterator[s
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--served-model-name", NAME]
         command += ["--host", HOST, "--port", str(port), "--state-dir", state, "--device", "cpu"]
-        environment = {"PYTHONPATH": str(checkout)} if checkout else {}
-        with running([*command, *LIMITS, *options], Path(state) / "log", "ready after", START_S, environment):
+        command += [*LIMITS, *options]
+        # Python looks for modules in its working directory first.
+        with running(command, Path(state) / "log", "ready after", START_S, folder=checkout):
             yield f"http://{HOST}:{port}/v1"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,62 +155,36 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     num_ranks = settings.engine.tensor_parallel_size
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus // num_ranks)
-    settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
-    if settings.router.change_roles:
-        _check_change_roles(settings, roles, node)
+    _check_roles(settings, roles, node)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), num_ranks, node)
-    transport = _choose_transport(settings, is_cpu)
-    if settings.engine.hidden_cache and "colocated" not in roles:
-        raise ValueError(
-            f"hidden_cache: needs colocated instances; on {node.name} there are {_counted(roles)}"
-        )
-    if "colocated" in roles:
-        # KV does not move between instances.
-        transport = "host"
-    if transport == "nccl" and num_gpus < 1:
-        raise ValueError(
-            f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
-        )
-    dtype = choose_dtype(settings.engine, model.config, is_cpu)
-    pool_kv_dtype = settings.launch.pool_kv_dtype
-    share_blocks = settings.scheduling.share_blocks
-    form = block_format(settings.engine, model.config, dtype, share_blocks).in_pool(pool_kv_dtype)
+    link = _link(settings, roles, num_gpus, node)
+    engine = _engine(settings, model, num_gpus)
+    form = block_format(settings.engine, model.config, engine.dtype, settings.scheduling.share_blocks)
+    form = form.in_pool(settings.launch.pool_kv_dtype)
     num_pool_blocks = _num_pool_blocks(settings, model, form, node)
-    engine = replace(
-        _local(settings, model),
-        dtype=dtype,
-        device="cpu" if is_cpu else "cuda",
-        use_tqdm=False,
-        gpu_memory_utilization=settings.engine.gpu_memory_utilization * (min(num_gpus, 1) or 1),
-    )
     log = log_of(settings)
     if settings.launch.address is not None:
         # Several islands may log to one directory.
         log = replace(log, prefix=f"{node.name}-")
-    instances = [
-        ProcessSpec(
-            role,
+    transfers = TransferConfig(
+        link,
+        quick_bytes=QUICK_BYTES if is_cpu else 0,
+        pool_kv_dtype=settings.launch.pool_kv_dtype,
+        verify_blocks=settings.launch.verify_blocks,
+    )
+    instances = []
+    for role, name in _named(roles):
+        config = InstanceConfig(
             name,
-            InstanceConfig(
-                name,
-                node.router,
-                engine,
-                TransferConfig(
-                    transport,
-                    quick_bytes=QUICK_BYTES if is_cpu else 0,
-                    pool_kv_dtype=pool_kv_dtype,
-                    verify_blocks=settings.launch.verify_blocks,
-                ),
-                log,
-                settings.scheduling,
-                settings.launch.cost_profile,
-                role if settings.router.change_roles else None,
-            ),
-            num_gpus=num_gpus,
+            node.router,
+            engine,
+            transfers,
+            log,
+            settings.scheduling,
+            settings.launch.cost_profile,
+            role if settings.router.change_roles else None,
         )
-        for role, count in roles.items()
-        for name in (InstanceId(f"{role}-{number}") for number in range(count))
-    ]
+        instances.append(ProcessSpec(role, name, config, num_gpus=num_gpus))
     pool_name = InstanceId("kvpool-0")
     pool = PoolProcessConfig(
         pool_name,
@@ -225,7 +199,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
         node.router,
-        replace(settings.router, link=transport),
+        replace(settings.router, link=link),
         expected,
         settings.launch.event_log,
         log,
@@ -238,6 +212,17 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         *instances,
     )
     return IslandPlan(node, processes, num_pool_blocks, form)
+
+
+def _check_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
+    is_colocated = "colocated" in roles
+    settings.scheduling.check_share_blocks(is_colocated, settings.launch.pool_kv_dtype)
+    if settings.router.change_roles:
+        _check_change_roles(settings, roles, node)
+    if settings.engine.hidden_cache and not is_colocated:
+        raise ValueError(
+            f"hidden_cache: needs colocated instances; on {node.name} there are {_counted(roles)}"
+        )
 
 
 def _check_change_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
@@ -336,6 +321,38 @@ def _local(settings: Settings, model: Location) -> EngineConfig:
 
 def _counted(roles: Mapping[str, int]) -> str:
     return " and ".join(f"{count} {role}" for role, count in roles.items())
+
+
+def _named(roles: Mapping[str, int]) -> Iterator[tuple[str, InstanceId]]:
+    """Yields the role and the name of each instance."""
+    for role, count in roles.items():
+        for number in range(count):
+            yield role, InstanceId(f"{role}-{number}")
+
+
+def _link(settings: Settings, roles: Mapping[str, int], num_gpus: float, node: Node) -> str:
+    """Returns the transport between instances that have `num_gpus` each. Raises ValueError."""
+    link = _choose_transport(settings, is_cpu=not num_gpus)
+    if "colocated" in roles:
+        # KV does not move between instances.
+        return "host"
+    if link == "nccl" and num_gpus < 1:
+        raise ValueError(
+            f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
+        )
+    return link
+
+
+def _engine(settings: Settings, model: Location, num_gpus: float) -> EngineConfig:
+    """Returns the engine's settings for an instance that has `num_gpus`."""
+    is_cpu = not num_gpus
+    return replace(
+        _local(settings, model),
+        dtype=choose_dtype(settings.engine, model.config, is_cpu),
+        device="cpu" if is_cpu else "cuda",
+        use_tqdm=False,
+        gpu_memory_utilization=settings.engine.gpu_memory_utilization * (min(num_gpus, 1) or 1),
+    )
 
 
 def _choose_transport(settings: Settings, is_cpu: bool) -> str:

@@ -1,12 +1,13 @@
 """Times jobs of which the lines begin alike, beside the least time that they can take, and beside vLLM for CPU.
 
     python -m benchmarks.beginning_jobs [--jobs long,short,twenty,choices] [--lines 96] [--rounds 1]
-        [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
+        [--served] [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
 
 The model is a random-weight Llama with 125M parameters in bfloat16. Engines run in turn, each time in a new process,
 with their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512
 rows, and bytes at the rate at which all cores read memory. Both are measured at the start. `--before` also runs another
-checkout of this project.
+checkout of this project. With `--served`, servers answer the lines instead of `LLM` (served.py), and the model has the
+demo model's vocabulary. The floor stays that of `LLM`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.beginning_jobs import served
 from benchmarks.beginning_jobs.floor import Floor, Job, Machine, Shape, floor
 from benchmarks.cpu_vs_vllm import cpu_name, make_model
 from benchmarks.linear_vs_torch import measure
@@ -101,6 +103,7 @@ def main() -> int:
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--lines", type=int, help="of each job, but for `choices`")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--served", action="store_true", help="by servers")
     parser.add_argument("--before", type=Path, help="another checkout of this project")
     parser.add_argument("--vllm-python")
     parser.add_argument("--out", type=Path, help="a JSON file")
@@ -123,7 +126,11 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="jobs-", dir="/tmp") as directory,
         progress(len(jobs) * len(engines) * args.rounds, "run") as bar,
     ):
-        make_model(Path(directory), max_position_embeddings=16384)
+        model = Path(directory)
+        if args.served:
+            served.make_model(model)
+        else:
+            make_model(model, max_position_embeddings=16384)
         lines = []
         for name, job in jobs.items():
             rounds: list[dict[str, dict[str, Any]]] = []
@@ -131,7 +138,10 @@ def main() -> int:
                 rounds.append({})
                 for engine, (python, module, root) in engines.items():
                     bar.set_description(f"{name}: {engine}")
-                    rounds[-1][engine] = run(python, module, Path(directory), job, root)
+                    if args.served:
+                        rounds[-1][engine] = served.run(module, python, model, job, root, MAX_NUM_SEQS)
+                    else:
+                        rounds[-1][engine] = run(python, module, model, job, root)
                     bar.update()
                 say(f"{name}: {rounds[-1]}")
             least = floor(job, SHAPE, here, MAX_NUM_SEQS)

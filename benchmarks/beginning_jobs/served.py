@@ -1,0 +1,90 @@
+"""Jobs as `serve` answers them: a job of the batch API here, and all lines at once for a server without jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+
+from benchmarks.beginning_jobs.floor import Job
+from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm
+
+# Ordinary tokens of the demo model's vocabulary.
+TOKENS = range(100, 380)
+ENDPOINT = "/v1/completions"
+LOOK_S, TIMEOUT_S = 0.5, 3600.0
+
+
+def make_model(directory: Path) -> None:
+    make_chat_model(directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+
+
+def bodies(job: Job) -> list[dict[str, Any]]:
+    dice = random.Random(0)
+    prefixes = [dice.choices(TOKENS, k=job.common) for _ in range(job.num_beginnings)]
+    given = {"model": NAME, "temperature": 0, "max_tokens": job.out, "ignore_eos": True}
+    return [
+        given | {"prompt": prefixes[line % len(prefixes)] + dice.choices(TOKENS, k=job.own)}
+        for line in range(job.num_lines)
+    ]
+
+
+def run(engine: str, python: str, model: Path, job: Job, root: Path, max_num_seqs: int) -> dict[str, float]:
+    """Returns the seconds until all lines were answered, and the number of their tokens."""
+    asked = bodies(job)
+    longest = job.common + job.own + job.out + 16
+    options = ("--max-num-seqs", str(max_num_seqs), "--max-model-len", str(longest), "--dtype", "bfloat16")
+    memory = ("--kv-cache-memory-bytes", str(3 << 30))
+    if engine == "vllm":
+        with vllm(python, model, *options, *memory) as url:
+            return asyncio.run(_at_once(url, asked))
+    with ours(model, *options, *memory, "--colocated-instances", "1", checkout=root) as url:
+        return _as_job(url, asked)
+
+
+async def _at_once(url: str, asked: Sequence[dict[str, Any]]) -> dict[str, float]:
+    limits = httpx2.Limits(max_connections=len(asked))
+    async with httpx2.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
+
+        async def tokens_of(body: dict[str, Any]) -> int:
+            answer = await client.post(url.removesuffix("/v1") + ENDPOINT, json=body)
+            return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
+
+        begun_s = time.perf_counter()
+        counts = await asyncio.gather(*map(tokens_of, asked))
+        return {"seconds": time.perf_counter() - begun_s, "num_tokens": sum(counts)}
+
+
+def _as_job(url: str, asked: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The file's upload counts as well."""
+    client = openai.OpenAI(base_url=url, api_key="-", max_retries=0)
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        for number, body in enumerate(asked):
+            line = {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
+            file.write(json.dumps(line) + "\n")
+        file.flush()
+        begun_s = time.perf_counter()
+        stored = client.files.create(file=Path(file.name), purpose="batch")
+        job = client.batches.create(
+            input_file_id=stored.id, endpoint=ENDPOINT, completion_window="24h", timeout=TIMEOUT_S
+        )
+        while job.status not in ("completed", "failed", "expired", "cancelled"):
+            time.sleep(LOOK_S)
+            job = client.batches.retrieve(job.id)
+        seconds = time.perf_counter() - begun_s
+    if job.status != "completed" or job.error_file_id or job.output_file_id is None:
+        raise RuntimeError(f"the job has not been answered entirely: {job}")
+    answers = client.files.content(job.output_file_id).text.splitlines()
+    counts = [json.loads(each)["response"]["body"]["usage"]["completion_tokens"] for each in answers]
+    return {"seconds": seconds, "num_tokens": sum(counts)}
