@@ -130,8 +130,8 @@ def running(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields the process when it is ready, and stops it at the end. Its output goes to a file that errors quote. It runs
-    in `folder`."""
+    """Yields the process, which runs in `folder`, when it is ready, and stops it at the end. Its output goes to a file
+    that errors quote."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
