@@ -276,8 +276,7 @@ def test_what_may_be_wrong_is_found_no_more() -> None:
     assert Forget(hashes()) in sent
 
 
-def test_what_begins_with_kv_that_may_be_wrong_shares_none_whether_or_not_it_was_hashed() -> None:
-    """A colocated instance's requests are hashed only if they are evicted."""
+def test_what_begins_with_kv_that_may_be_wrong_shares_none() -> None:
     script = Script(connect=False)
     for name in (POOL, COLOCATED, GATEWAY):
         script.connect(name, enable_prefix_caching=True)
