@@ -169,7 +169,7 @@ class Submissions:
         self._router.requests.add(state)
         if stored := self._orphans.claim(state.key, state.num_tokens):
             state.blocks, state.num_cached = stored.blocks, stored.num_tokens
-            state.is_alone = self._router.era > 0
+            state.is_alone |= self._router.era > 0
         # Even if the pool has all of its KV: the pool may be dropping that KV for a reservation that was sent just
         # before.
         self._requeuer.queue_prefill(state)
@@ -181,6 +181,7 @@ class Submissions:
         now = self._router.clock.now
         forecast = Forecast(submit.predicted_len)
         forecast.advance(len(submit.delivered), now)
+        deadlines = deadlines_of(submit, now)
         return RequestState(
             submit.request,
             gateway,
@@ -189,8 +190,10 @@ class Submissions:
             output=list(submit.delivered),
             forecast=forecast,
             arrived_s=arrived_s(submit, now),
-            deadlines=deadlines_of(submit, now),
+            deadlines=deadlines,
             era=self._router.era,
+            # Best effort has its KV in reversed blocks there, which a hash does not say.
+            is_alone=self._router.policy.config.share_blocks and not deadlines.is_rt,
         )
 
     def _with_possible_slo(self, submit: Submit) -> Submit:

@@ -103,12 +103,12 @@ class PoolClient:
         if pool is None:
             # When it returns, it may have forgotten or not. With an era it is told then.
             self.distrust_all()
-        elif hashes := state.block_hashes(pool.hello.limits.block_size):
+        elif hashes := state.block_hashes(block_size := pool.hello.limits.block_size):
             # Instances may have it in their own caches, from which it would get into the pool again.
             self._send_all(Forget(hashes))
             # Others may have loaded it, and must not make it known again.
             for each in self._router.requests:
-                each.is_alone |= each.begins_with(hashes[0])
+                each.is_alone |= each.begins_like(state, block_size)
 
     def distrust_all(self) -> None:
         """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""

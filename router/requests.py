@@ -111,7 +111,7 @@ class RequestState:
     blocks: list[PoolBlockId] = field(default_factory=list)
     # The number of its first tokens with KV that other requests had left there.
     num_found: int = 0
-    # Whether it shares no KV in the pool, because a copy of what it had there has failed, or that may be wrong.
+    # Whether it shares no KV: a copy of what it had in the pool has failed, that may be wrong, or it is in another order.
     is_alone: bool = False
     # See Work.
     era: int = 0
@@ -205,9 +205,14 @@ class RequestState:
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
 
-    def begins_with(self, block_hash: bytes) -> bool:
-        """Whether that is the hash of its prompt's first block, if it was hashed."""
-        return self._block_hashes is not None and self._block_hashes[:1] == [block_hash]
+    def begins_like(self, other: RequestState, block_size: int) -> bool:
+        """Whether the first blocks of both prompts have the same hash. Neither needs to have been hashed."""
+        ours, theirs = self.request, other.request
+        return (
+            ours.prompt[:block_size] == theirs.prompt[:block_size]
+            and ours.cache_salt == theirs.cache_salt
+            and ours.adapter == theirs.adapter
+        )
 
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.

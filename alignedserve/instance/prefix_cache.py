@@ -160,6 +160,12 @@ class PrefixCache:
         self._engine.forget_hashes(prefix.block_hashes)
         _leave_alone(prefix)
 
+    def distrust_waiting(self, first_hash: bytes) -> None:
+        """Lets requests that wait and begin with this block share nothing. What they load may be wrong."""
+        for prefix in self._waiting.values():
+            if prefix.block_hashes[:1] == [first_hash]:
+                _leave_alone(prefix)
+
     def forget_all(self, era: int) -> None:
         """Stops sharing all blocks, and those that requests of earlier eras will have."""
         self._era = era

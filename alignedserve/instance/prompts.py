@@ -126,11 +126,12 @@ class Prompts:
             self.prefix_cache.spoilt(prefix)
 
     def distrust(self, hashes: Sequence[bytes]) -> None:
-        """Stops sharing the blocks with these hashes, because their KV may be wrong. Does the same with what running
+        """Stops sharing the blocks with these hashes, because their KV may be wrong. Does the same with what other
         requests compute from them."""
         for prefix in self._prefixes.values():
             if prefix.block_hashes[:1] == hashes[:1]:
                 self.prefix_cache.spoilt(prefix)
+        self.prefix_cache.distrust_waiting(hashes[0])
         self._engine.forget_hashes(hashes)
 
     def distrust_all(self, era: int) -> None:

@@ -212,6 +212,16 @@ def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> No
     assert run(rig, other(LONG)) == 0
 
 
+def test_a_waiting_prompt_whose_kv_elsewhere_may_be_wrong_serves_no_other(rig: Rig) -> None:
+    run(rig, work(LONG))
+    engine_of(rig.worker).reset()
+    waiting = replace(work(LONG, num_cached=160), blocks=other(LONG).blocks)
+    rig.worker.on(Prefill([waiting]))
+    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK)))
+    rig.step_until(lambda: len(rig.news) == 2 and engine_of(rig.worker).num_unfinished == 0)
+    assert run(rig, other(LONG)) == 0
+
+
 def test_an_instance_that_forgets_everything_shares_neither_old_kv_nor_that_of_its_prompts(rig: Rig) -> None:
     run(rig, work(LONG[:100]))
     run(rig, work(SHORT, key=RequestKey(9)))

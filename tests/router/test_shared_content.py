@@ -15,6 +15,7 @@ from alignedserve.protocol.messages import (
     ForgetAll,
     MakeSpare,
     Moved,
+    NewTokens,
     Prefill,
     Release,
     Reserve,
@@ -35,11 +36,15 @@ from tests.router.script import (
     POOL,
     PREFILL,
     Script,
+    decode_report,
     hello,
     pool_blocks,
     prefill_report,
     request,
 )
+
+
+COLOCATED = "colocated-0"
 
 
 def script_of(**limits: Any) -> Script:
@@ -269,6 +274,32 @@ def test_what_may_be_wrong_is_found_no_more() -> None:
     script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
     sent = [message for name, message in script.take() if name == POOL]
     assert Forget(hashes()) in sent
+
+
+def test_what_begins_with_kv_that_may_be_wrong_shares_none() -> None:
+    script = Script(connect=False)
+    for name in (POOL, COLOCATED, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    for key, salt in ((1, ""), (2, ""), (3, "other")):
+        script.say(GATEWAY, Submit(replace(request(key, num_prompt=10), cache_salt=salt)))
+    news = NewTokens(ONE, 0, [50], finish_reason="error", error="NaN", is_spoilt=True)
+    script.say(COLOCATED, decode_report(admitted=[ONE], news=[news]))
+    assert Forget(hashes()) in [message for name, message in script.take() if name == COLOCATED]
+    assert [script.state(RequestKey(key)).is_alone for key in (2, 3)] == [True, False]
+
+
+@pytest.mark.parametrize("share_blocks", [False, True])
+@pytest.mark.parametrize("tier", ["rt", "be"])
+def test_reversed_blocks_are_known_to_nobody(tier: str, share_blocks: bool) -> None:
+    """Best effort has them where it shares blocks with real time, and hashes do not say so."""
+    script = Script(connect=False, policy="bros", share_blocks=share_blocks)
+    for name in (POOL, COLOCATED, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    script.say(GATEWAY, Submit(replace(request(num_prompt=10), tier=tier)))
+    script.say(COLOCATED, decode_report(admitted=[ONE], news=[NewTokens(ONE, 0, [50])]))
+    script.take()
+    script.say(COLOCATED, decode_report(wants_evicted=[ONE]))
+    assert script.take_one(Reserve, POOL).hashes == ([] if tier == "be" and share_blocks else hashes())
 
 
 def test_all_is_forgotten_if_the_pool_is_away_when_something_may_be_wrong() -> None:
