@@ -192,7 +192,7 @@ class Submissions:
             arrived_s=arrived_s(submit, now),
             deadlines=deadlines,
             era=self._router.era,
-            # Best effort has its KV in reversed blocks there, which a hash does not say.
+            # Best effort's blocks are reversed there, and hashes do not show it.
             is_alone=self._router.policy.config.share_blocks and not deadlines.is_rt,
         )
 

@@ -108,22 +108,26 @@ class PoolClient:
             self._send_all(Forget(hashes))
             # Others may have loaded it, and must not make it known again.
             for each in self._router.requests:
-                each.is_alone |= each.begins_like(state, block_size)
+                if not each.has_no_kv and not each.is_alone and each.begins_like(state, block_size):
+                    self._leave_alone(each)
 
     def distrust_all(self) -> None:
         """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""
         self._router.era += 1
         without_kv = list[RequestState]()
         for state in self._router.requests:
-            if state.phase is Phase.QUEUED and not state.blocks:
+            if state.has_no_kv:
                 without_kv.append(state)
             else:
-                state.is_alone = True
-                self._router.prefill_queue.prefix_ended(state)
+                self._leave_alone(state)
         for state in without_kv:
             # One of them may bring the prefix for which they waited.
             state.era, state.num_awaited = self._router.era, 0
         self._send_all(ForgetAll(self._router.era))
+
+    def _leave_alone(self, state: RequestState) -> None:
+        state.is_alone = True
+        self._router.prefill_queue.prefix_ended(state)
 
     def _send_all(self, message: AnyMessage) -> None:
         """Sends a message to the pool and all instances."""

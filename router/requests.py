@@ -111,7 +111,7 @@ class RequestState:
     blocks: list[PoolBlockId] = field(default_factory=list)
     # The number of its first tokens with KV that other requests had left there.
     num_found: int = 0
-    # Whether it shares no KV: a copy of what it had in the pool has failed, that may be wrong, or it is in another order.
+    # Whether it shares no KV, because a copy failed, its KV may be wrong, or its blocks are reversed.
     is_alone: bool = False
     # See Work.
     era: int = 0
@@ -204,6 +204,10 @@ class RequestState:
             self._hasher = BlockHasher(block_size, wanted.cache_salt, wanted.adapter)
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
+
+    @property
+    def has_no_kv(self) -> bool:
+        return self.phase is Phase.QUEUED and not self.blocks
 
     def begins_like(self, other: RequestState, block_size: int) -> bool:
         """Whether the first blocks of both prompts have the same hash. Neither needs to have been hashed."""

@@ -126,13 +126,13 @@ class Prompts:
             self.prefix_cache.spoilt(prefix)
 
     def distrust(self, hashes: Sequence[bytes]) -> None:
-        """Stops sharing the blocks with these hashes, because their KV may be wrong. Does the same with what other
-        requests compute from them."""
+        """Stops sharing what is known now: the blocks with these hashes may be wrong, and so may all that continues
+        them. Does the same with what other requests compute from them."""
         for prefix in self._prefixes.values():
             if prefix.block_hashes[:1] == hashes[:1]:
                 self.prefix_cache.spoilt(prefix)
         self.prefix_cache.distrust_waiting(hashes[0])
-        self._engine.forget_hashes(hashes)
+        self._engine.forget_all_hashes()
 
     def distrust_all(self, era: int) -> None:
         """Stops sharing all blocks, and those of requests of earlier eras."""

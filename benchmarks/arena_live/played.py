@@ -61,7 +61,8 @@ class Machine:
         first = alone(self.tokenizer, NUM_ALONE, model.apart_s, max(model.tbt_s))
         late = [each for each in asked if each.due_s]
         rate = len(late) / late[-1].due_s if late else model.rates[0]
-        count = min(NUM_WARMING, len(late) or NUM_WARMING)
+        # All of them only where nothing counts, to measure the pace.
+        count = min(NUM_WARMING, len(asked) or NUM_WARMING)
         return first, fixed_list(self.tokenizer, rate, count, model.tbt_s, seed=1)
 
 

@@ -7,7 +7,8 @@ The model is a random-weight Llama with 125M parameters in bfloat16. Engines run
 with their prefix caches on. The floor (floor.py) has products at the rate of this project's linear layers with 512
 rows, and bytes at the rate at which all cores read memory. Both are measured at the start. `--before` also runs another
 checkout of this project. With `--served`, servers answer the lines instead of `LLM` (served.py), and the model has the
-demo model's vocabulary. The floor stays that of `LLM`.
+demo model's vocabulary. The floor stays that of `LLM`. Nothing is warmed up, and vLLM takes the cores that
+VLLM_CPU_OMP_THREADS_BIND names.
 """
 
 from __future__ import annotations
@@ -103,12 +104,14 @@ def main() -> int:
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--lines", type=int, help="of each job, but for `choices`")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--served", action="store_true", help="by servers")
+    parser.add_argument("--served", action="store_true", help="let servers answer the lines")
     parser.add_argument("--before", type=Path, help="another checkout of this project")
     parser.add_argument("--vllm-python")
     parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
     jobs = {name: JOBS[name] for name in args.jobs.split(",")}
+    if args.served and any(job.is_one_prompt for job in jobs.values()):
+        parser.error("--served: choices of one prompt are no lines; name other --jobs")
     if args.lines:
         jobs = {
             name: job if job.is_one_prompt else dataclasses.replace(job, num_lines=args.lines)

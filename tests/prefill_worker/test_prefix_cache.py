@@ -202,6 +202,15 @@ def test_what_the_router_distrusts_serves_no_other_prompt(rig: Rig) -> None:
     assert run(rig, work(LONG)) == 288
 
 
+def test_what_continues_distrusted_blocks_is_forgotten_as_well(rig: Rig) -> None:
+    run(rig, work(LONG[:100]))
+    run(rig, other(BRANCH))
+    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK)))
+    # It makes the common beginning known again, and not what once continued it.
+    assert run(rig, work(LONG[:100])) == 0
+    assert run(rig, other(BRANCH)) == 96
+
+
 def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> None:
     run(rig, work(LONG[:100]))
     rig.worker.on(Prefill([work(LONG)]))

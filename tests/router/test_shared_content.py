@@ -276,14 +276,15 @@ def test_what_may_be_wrong_is_found_no_more() -> None:
     assert Forget(hashes()) in sent
 
 
-def test_what_begins_with_kv_that_may_be_wrong_shares_none() -> None:
+def test_what_has_kv_and_begins_like_kv_that_may_be_wrong_shares_none() -> None:
     script = Script(connect=False)
     for name in (POOL, COLOCATED, GATEWAY):
         script.connect(name, enable_prefix_caching=True)
     for key, salt in ((1, ""), (2, ""), (3, "other")):
         script.say(GATEWAY, Submit(replace(request(key, num_prompt=10), cache_salt=salt)))
     news = NewTokens(ONE, 0, [50], finish_reason="error", error="NaN", is_spoilt=True)
-    script.say(COLOCATED, decode_report(admitted=[ONE], news=[news]))
+    admitted = [RequestKey(key) for key in (1, 2, 3)]
+    script.say(COLOCATED, decode_report(admitted=admitted, news=[news]))
     assert Forget(hashes()) in [message for name, message in script.take() if name == COLOCATED]
     assert [script.state(RequestKey(key)).is_alone for key in (2, 3)] == [True, False]
 

@@ -189,7 +189,7 @@ __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int r
     for (int v = 1; v < kKeyVectors; ++v) best[r] = max(best[r], products[r][v]);
   }
   for (int r = rows; r < kSoftmaxRows; ++r) best[r] = splat(kLowest);
-  const f32x16 maxima = horizontal_maxima(best) * scale, highest = choose(maxima > before, maxima, before);
+  const f32x16 maxima = horizontal_maxima(best, rows) * scale, highest = choose(maxima > before, maxima, before);
   const f32x16 shrink = exp2_lanes(before - highest);
   store_up_to(task.maxima + row, highest, rows);
   alignas(64) float below[kLanes], factors[kLanes];
@@ -223,7 +223,7 @@ struct Visible {
   }
 };
 
-// Does the same where keys have scales of their own, or are masked.
+// Applies the keys' scales and the mask, then the softmax.
 template <class T>
 ALWAYS_INLINE f32x16 weigh(const Task<T>& task, int64_t row, int rows, int64_t first_key, const Visible& visible,
                            Products* products, T* weights) {

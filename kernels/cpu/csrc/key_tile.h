@@ -102,8 +102,7 @@ class Fetch {
   bool is_reversed_ = false;
 };
 
-// Spreads a head's share of a fetch over its computation. Only so many lines can be on their way, and a fetch of another
-// one waits.
+// Spreads a head's share of a fetch over its computation. A core has few fetches under way, and one more stalls it.
 class Pace {
  public:
   Pace(Fetch& fetch, int64_t first_line, int64_t num_lines, int64_t num_steps)

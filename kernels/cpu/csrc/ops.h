@@ -168,6 +168,7 @@ struct AttentionOp {
   int32_t rotary_dim;
   // the layer group of these slots and this block table
   int32_t group;
+  // of scores, above 0; of norms
   float scale, eps;
 };
 

@@ -65,7 +65,7 @@ static ALWAYS_INLINE float horizontal_max(f32x16 v) {
 }
 
 #if defined(__AVX512F__)
-// Lanes of `a` and, where the lane's number has the bit W, of `b`: each the larger one of two lanes that differ in W.
+// Lane i is the larger of the lanes i and i ^ W: of `b` if i has the bit W, and otherwise of `a`.
 template <int W>
 static ALWAYS_INLINE f32x16 larger_of_pairs(f32x16 a, f32x16 b) {
   const i32x16 is_b = (iota_i32() & W) != 0;
@@ -74,16 +74,16 @@ static ALWAYS_INLINE f32x16 larger_of_pairs(f32x16 a, f32x16 b) {
 }
 #endif
 
-// The largest lane of each vector.
-static ALWAYS_INLINE f32x16 horizontal_maxima(f32x16 (&v)[kLanes]) {
+// Returns the largest lane of v[i] in lane i, up to `count`. Overwrites v, all of which must be defined.
+static ALWAYS_INLINE f32x16 horizontal_maxima(f32x16 (&v)[kLanes], [[maybe_unused]] int count) {
 #if defined(__AVX512F__)
   for (int i = 0; i < 8; ++i) v[i] = larger_of_pairs<8>(v[i], v[i + 8]);
   for (int i = 0; i < 4; ++i) v[i] = larger_of_pairs<4>(v[i], v[i + 4]);
   for (int i = 0; i < 2; ++i) v[i] = larger_of_pairs<2>(v[i], v[i + 2]);
   return larger_of_pairs<1>(v[0], v[1]);
 #else
-  alignas(64) float best[kLanes];
-  for (int i = 0; i < kLanes; ++i) best[i] = horizontal_max(v[i]);
+  alignas(64) float best[kLanes] = {};
+  for (int i = 0; i < count; ++i) best[i] = horizontal_max(v[i]);
   return load(best);
 #endif
 }
