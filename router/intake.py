@@ -169,7 +169,7 @@ class Submissions:
         self._router.requests.add(state)
         if stored := self._orphans.claim(state.key, state.num_tokens):
             state.blocks, state.num_cached = stored.blocks, stored.num_tokens
-            state.is_alone = self._router.era > 0
+            state.is_alone |= self._router.era > 0
         # Even if the pool has all of its KV: the pool may be dropping that KV for a reservation that was sent just
         # before.
         self._requeuer.queue_prefill(state)
@@ -179,6 +179,7 @@ class Submissions:
 
     def _new_state(self, gateway: InstanceId, submit: Submit) -> RequestState:
         now = self._router.clock.now
+        deadlines = deadlines_of(submit, now)
         forecast = Forecast(submit.predicted_len)
         forecast.advance(len(submit.delivered), now)
         return RequestState(
@@ -189,7 +190,9 @@ class Submissions:
             output=list(submit.delivered),
             forecast=forecast,
             arrived_s=arrived_s(submit, now),
-            deadlines=deadlines_of(submit, now),
+            # Its blocks may be reversed, and hashes don't tell (`decode_worker/block_table.py`).
+            is_alone=self._router.policy.config.share_blocks and not deadlines.is_rt,
+            deadlines=deadlines,
             era=self._router.era,
         )
 
