@@ -20,8 +20,8 @@ class BlockContents:
         self._right: dict[BlockId, Content] = {}
         # The requests that fill blocks from the right.
         self._reversed: set[RequestKey] = set()
-        # By request and block index: the tokens that host memory has (first and end), and their hash.
-        self._away: dict[RequestKey, dict[int, tuple[int, int, int]]] = {}
+        # By request and block index: the first token that host memory has, and the content up to the last one.
+        self._away: dict[RequestKey, dict[int, tuple[int, Content]]] = {}
 
     def __setitem__(self, block: BlockId, content: Content) -> None:
         """Overwrites the whole block."""
@@ -66,20 +66,20 @@ class BlockContents:
             raise RuntimeError(
                 f"request {key}: tokens {first} to {end} of block {index} are saved beside {there}"
             )
-        last, hashed = (there[1], there[2]) if there else (end, held.digest)
-        self._away[key][index] = (first, last, hashed)
+        self._away[key][index] = (first, there[1] if there else held._replace(num_tokens=end))
         self._right[block] = held._replace(
             num_tokens=first, digest=digest(index * self._block_size + first) if first else 0
         )
 
     def restore(self, key: RequestKey, block: BlockId, index: int, first: int, end: int) -> None:
-        there, held = self._away[key].pop(index), self._right.get(block)
+        (first_there, whole), held = self._away[key].pop(index), self._right.get(block)
         num_held = held.num_tokens if held and (held.key, held.place) == (key, index) else 0
-        if there[:2] != (first, end) or num_held != first:
+        if (first_there, whole.num_tokens) != (first, end) or num_held != first:
             raise RuntimeError(
-                f"request {key}: tokens {first} to {end} of block {index} come back from {there} to {held}"
+                f"request {key}: tokens {first} to {end} of block {index} come back to {held}; "
+                f"{first_there} to {whole.num_tokens} were saved"
             )
-        self._right[block] = Content(key, index, end, there[2])
+        self._right[block] = whole
 
     def drop(self, key: RequestKey) -> None:
         """Drops what host memory has of the request."""

@@ -302,6 +302,8 @@ class SimEngine:
             raise RuntimeError(
                 f"request {key} takes inputs for KV, or KV for inputs, in its block {held.place}"
             )
+        if held.is_reversed is not request.is_reversed:
+            raise RuntimeError(f"request {key} reads its block {held.place} from the wrong end: {held}")
         if held.digest != self._chains[request.request_id].hash_of(num_tokens):
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
         if held.flaw:
@@ -414,9 +416,15 @@ class SimEngine:
         for column in range(first // size, self.format.num_columns(end, request.keeps_inputs)):
             until = min(end, (column + 1) * size)
             digest = self._digest(request.request_id, until)
-            content = Content(key, column, until - column * size, digest, is_inputs=request.keeps_inputs)
-            if self._flaws:
-                content = content._replace(flaw=self._flaws.get(request.request_id, 0))
+            content = Content(
+                key,
+                column,
+                until - column * size,
+                digest,
+                is_inputs=request.keeps_inputs,
+                flaw=self._flaws.get(request.request_id, 0),
+                is_reversed=request.is_reversed,
+            )
             for group in range(self.span.num_groups):
                 block = self._blocks.held(request.request_id, group)[column]
                 self.contents.write(block, content._replace(group=group))

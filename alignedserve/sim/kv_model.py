@@ -3,8 +3,8 @@
 A request's tokens follow from the request alone: its prompt, and the samples of `model.py`. So the right content of a
 block is known here, whatever the router, the pool and the instances do.
 
-A bit that flips in the pool is numbered, and so is whatever is computed from it. When a load finds such a block, the
-router begins a new era (`router/pool_client.py`). No request of that era may use what was flawed before it.
+Each flipped bit has a number, which everything computed from it carries. When a load finds a block with one, the router
+begins a new era (`router/pool_client.py`). No request of that era may use what was flawed before it.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class TokenChain:
 
 
 class KvModel:
-    def __init__(self, is_forgotten: Callable[[RequestKey, int], bool] = lambda key, flaw: False) -> None:
-        """`is_forgotten`: whether a request must not have KV with this flaw."""
-        self._is_forgotten = is_forgotten
+    def __init__(self, is_forbidden: Callable[[RequestKey, int], bool] = lambda key, flaw: False) -> None:
+        """`is_forbidden`: whether a request must not have KV with this flaw."""
+        self._is_forbidden = is_forbidden
         self._requests: dict[RequestKey, Request] = {}
         self._chains: dict[RequestKey, TokenChain] = {}
 
     def check_flaw(self, key: RequestKey, flaw: int) -> None:
-        if self._is_forgotten(key, flaw):
+        if self._is_forbidden(key, flaw):
             raise RuntimeError(f"request {key} has KV that comes from flipped bit {flaw}, and must not")
 
     def add(self, request: Request) -> None:

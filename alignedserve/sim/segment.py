@@ -30,6 +30,8 @@ class Content(NamedTuple):
     group: int = 0
     # The number of the flipped bit from which it is computed or copied: see kv_model.py. 0: it is right.
     flaw: int = 0
+    # Whether it fills its block from the last slot down. Such KV is of use only to requests that do the same.
+    is_reversed: bool = False
 
     @property
     def identity(self) -> tuple[RequestKey, int, int]:
@@ -77,7 +79,7 @@ class SimSegment:
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
-        # Blocks of which the content has changed since it was saved. Checksums would say the same.
+        # Blocks whose content has changed since it was saved. Checksums would say the same.
         self.changed: set[PoolBlockId] = set()
         # Those among them that a load has found. No load copies them.
         self.marked: set[PoolBlockId] = set()
@@ -96,7 +98,8 @@ class SimSegment:
         if self.contents:
             block = sorted(self.contents)[number % len(self.contents)]
             self.changed.add(block)
-            self.contents[block] = self.contents[block]._replace(flaw=flaw)
+            held = self.contents[block]
+            self.contents[block] = held._replace(flaw=held.flaw or flaw)
 
     def close(self) -> None:
         """Unmaps it. Transfers know which segment they have mapped."""

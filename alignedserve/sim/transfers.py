@@ -213,8 +213,8 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             if error is not None:
                 return error
-            unknown = segment.changed - segment.marked
-            new = {there for _, there in pairs if there in unknown and self._is_checked(there, copy)}
+            not_found_yet = segment.changed - segment.marked
+            new = {there for _, there in pairs if there in not_found_yet and self._is_checked(there, copy)}
             segment.marked |= new
             copy.num_changed = len(new)
             if wrong := [there for _, there in pairs if there in segment.marked]:

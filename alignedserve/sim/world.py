@@ -21,6 +21,7 @@ from alignedserve.timing.cost import CostModel
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 if TYPE_CHECKING:
+    from alignedserve.router.router import Router
     from alignedserve.sim.router import SimRouter
     from alignedserve.sim.transfers import SimTransfers
 
@@ -110,7 +111,7 @@ class World:
     # The share of the pool's blocks that loads check for flipped bits.
     check_share: float = 1.0
     # For each flipped bit, the router's core at that time and its era.
-    flips: list[tuple[object, int]] = field(default_factory=list)
+    flips: list[tuple[Router | None, int]] = field(default_factory=list)
     # For each request, the tokens with KV that instances have computed. Written by the instances.
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
@@ -118,7 +119,7 @@ class World:
         self.router: SimRouter
         self.carrier = Carrier(self.clock)
         # The right KV of all requests.
-        self.kv = KvModel(self._is_forgotten)
+        self.kv = KvModel(self._is_forbidden)
 
     def next_epoch(self) -> Epoch:
         self.num_epochs += 1
@@ -130,11 +131,13 @@ class World:
         self.flips.append((core, core.state.era if core else 0))
         segment.flip_bit(number, len(self.flips))
 
-    def _is_forgotten(self, key: RequestKey, flaw: int) -> bool:
+    def _is_forbidden(self, key: RequestKey, flaw: int) -> bool:
         """Returns whether the request must not have such KV: all loads are checked, or it is of an era that the router
         has begun since the bit flipped. A request that is alone may have kept its own KV."""
         if self.check_share == 1:
             return True
         core, (of_core, era) = self.router.core, self.flips[flaw - 1]
         state = core.state.requests.get(key) if core else None
-        return core is of_core and state is not None and state.era > era and not state.is_alone
+        # A later router began with era 0.
+        begun = era if core is of_core else 0
+        return state is not None and state.era > begun and not state.is_alone

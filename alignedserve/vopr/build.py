@@ -63,11 +63,6 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
     )
 
 
-def checks_some(plan: Plan) -> bool:
-    """Returns whether loads check only some of the pool's blocks, so that requests use blocks that have changed."""
-    return plan.seed % 2 == 1
-
-
 def island_config(plan: Plan) -> IslandConfig:
     return IslandConfig(
         cost=cost_of(plan),
@@ -97,7 +92,7 @@ def island_config(plan: Plan) -> IslandConfig:
         staging_share=plan.staging_share,
         enable_prefix_caching=plan.enable_prefix_caching,
         foresee=_foresight(plan),
-        check_share=0.3 if checks_some(plan) else 1.0,
+        check_share=plan.check_share,
     )
 
 

@@ -121,6 +121,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_tight: bool = False
     # The aims of its faults, each about as often (places.py).
     aims: tuple[str, ...] = ()
+    # The share of the pool's blocks that loads check. With less than 1, requests use blocks that have changed.
+    check_share: float = 1.0
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -285,4 +287,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         change_roles=not is_colocated and Random(f"roles of {seed}").random() < 0.4,
         begin_alike=begin_alike,
         window=Random(f"window of {seed}").choice(WINDOWS),
+        check_share=0.3 if Random(f"checks of {seed}").random() < 0.5 else 1.0,
     )

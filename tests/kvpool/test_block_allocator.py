@@ -383,6 +383,19 @@ def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None
     assert allocator.commit(B, 13) and shared(allocator, C, "aab")[1] == 0
 
 
+def test_an_earlier_routers_room_after_forgotten_content_makes_nothing_known() -> None:
+    allocator = allocator_of(12)
+    hashes = hashes_of("aab", 3)
+    shared(allocator, A, "aab", 8)
+    grant = allocator.reserve(B, 13, SOON, hashes)
+    assert grant and grant.num_found == 8
+    allocator.forget_all()
+    # A new router does not know that B has room, and reserves it again.
+    assert allocator.reserve(B, 13, SOON, hashes)
+    assert allocator.commit(B, 13) and not allocator.known
+    allocator.check()
+
+
 def test_what_is_optional_takes_content_and_leaves_others_their_spares() -> None:
     allocator = allocator_of(12)
     shared(allocator, A, "aab")

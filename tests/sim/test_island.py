@@ -5,7 +5,7 @@ import pytest
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
-from alignedserve.types import InstanceId
+from alignedserve.types import InstanceId, RequestKey
 from tests.sim.islands import finish, limits, requests, small_island
 
 
@@ -128,3 +128,21 @@ def test_the_gateways_death_leaves_nothing() -> None:
     island.check_idle()
     assert {stream.outcome for stream in island.gateways[0].streams.values()} == {"lost"}
     assert all(stream.is_complete for stream in island.gateways[1].streams.values())
+
+
+def test_kv_of_a_flipped_bit_is_forbidden_in_later_eras_also_those_of_a_later_router() -> None:
+    island, key = small_island(check_share=0.3), RequestKey(1)
+    island.submit(requests(1, output_len=400))
+    island.start()
+    island.run(0.5)
+    island.world.flip_bit(island.pool.segment, 0)
+    for _ in range(2):
+        core = island.router.core
+        assert core
+        island.world.kv.check_flaw(key, 1)
+        core.state.requests[key].era = 1
+        with pytest.raises(RuntimeError, match="comes from flipped bit 1"):
+            island.world.kv.check_flaw(key, 1)
+        island.router.kill()
+        island.router.start()
+        island.run(1.0)

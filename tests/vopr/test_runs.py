@@ -20,7 +20,7 @@ from alignedserve.router.replay_diff import compare
 from alignedserve.sim.kv_model import KvModel
 from alignedserve.sim.segment import Content, SimSegment, Write
 from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
-from alignedserve.vopr.build import checks_some, make_island
+from alignedserve.vopr.build import make_island
 from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import Arrive, FlipBit, History
 from alignedserve.vopr.run import history_of, log_hash, run
@@ -64,20 +64,21 @@ def test_a_changed_block_that_no_load_finds_is_noticed(monkeypatch: pytest.Monke
         self.changed.clear()
 
     monkeypatch.setattr(SimSegment, "flip_bit", flip_unseen)
-    assert "comes from flipped bit" in str(run(short(0, 100.0)).failure)
+    assert "comes from flipped bit" in str(run(short(0, 100.0, check_share=1.0)).failure)
 
 
 def many_flips(count: int) -> Iterator[History]:
     """Islands where prompts begin alike, and loads check some of the pool's blocks: a bit flips every 0.4 s."""
     for seed in itertools.count(3001):
         plain = short(seed, 20.0)
-        if not (plain.plan.begin_alike and plain.plan.enable_prefix_caching and checks_some(plain.plan)):
+        plan = plain.plan
+        if not (plan.begin_alike and plan.enable_prefix_caching and plan.check_share < 1):
             continue
         count -= 1
         dice = random.Random(seed)
         flips = [FlipBit(at_s=0.4 * k, number=dice.randrange(1 << 30)) for k in range(1, 50)]
         arrivals = [each for each in plain.actions if isinstance(each, Arrive)]
-        yield History(plain.plan, sorted([*arrivals, *flips], key=lambda each: each.at_s))
+        yield History(plan, sorted([*arrivals, *flips], key=lambda each: each.at_s))
         if not count:
             return
 
@@ -117,6 +118,8 @@ def test_blocks_that_have_changed_are_right_once_they_are_saved_again() -> None:
         assert not segment.changed and segment.contents[PoolBlockId(3)] == content, save
         segment.flip_bit(5, flaw=1)
         assert segment.changed == {3} and segment.contents[PoolBlockId(3)] != content
+        segment.flip_bit(5, flaw=2)
+        assert segment.contents[PoolBlockId(3)].flaw == 1
 
 
 @pytest.mark.slow
