@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import AnyMessage, Commit, Forget, ForgetAll, Release, Reserve, Reserved
-from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.requests import RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey

@@ -43,7 +43,6 @@ from tests.router.script import (
     request,
 )
 
-
 COLOCATED = "colocated-0"
 
 
