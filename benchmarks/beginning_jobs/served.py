@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import openai
@@ -19,7 +19,7 @@ from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm
 
 # Ordinary tokens of the demo model's vocabulary.
 TOKENS = range(100, 380)
-ENDPOINT = "/v1/completions"
+ENDPOINT: Final = "/v1/completions"
 LOOK_S, TIMEOUT_S = 0.05, 3600.0
 
 
