@@ -79,7 +79,7 @@ class SimSegment:
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
-        # Blocks whose content has changed since it was saved. Checksums would say the same.
+        # Blocks with content that has changed since it was saved. Checksums would say the same.
         self.changed: set[PoolBlockId] = set()
         # Those among them that a load has found. No load copies them.
         self.marked: set[PoolBlockId] = set()
