@@ -181,7 +181,6 @@ class Submissions:
         now = self._router.clock.now
         forecast = Forecast(submit.predicted_len)
         forecast.advance(len(submit.delivered), now)
-        deadlines = deadlines_of(submit, now)
         return RequestState(
             submit.request,
             gateway,
@@ -190,10 +189,10 @@ class Submissions:
             output=list(submit.delivered),
             forecast=forecast,
             arrived_s=arrived_s(submit, now),
-            deadlines=deadlines,
+            deadlines=deadlines_of(submit, now),
             era=self._router.era,
             # Best effort's blocks are reversed there, and hashes do not show it.
-            is_alone=self._router.policy.config.share_blocks and not deadlines.is_rt,
+            is_alone=self._router.policy.config.share_blocks and submit.request.tier == "be",
         )
 
     def _with_possible_slo(self, submit: Submit) -> Submit:

@@ -212,11 +212,8 @@ class RequestState:
     def begins_like(self, other: RequestState, block_size: int) -> bool:
         """Whether the first blocks of both prompts have the same hash. Neither needs to have been hashed."""
         ours, theirs = self.request, other.request
-        return (
-            ours.prompt[:block_size] == theirs.prompt[:block_size]
-            and ours.cache_salt == theirs.cache_salt
-            and ours.adapter == theirs.adapter
-        )
+        begin_alike = ours.prompt[:block_size] == theirs.prompt[:block_size]
+        return begin_alike and (ours.cache_salt, ours.adapter) == (theirs.cache_salt, theirs.adapter)
 
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.

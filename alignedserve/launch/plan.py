@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,19 +172,13 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         pool_kv_dtype=settings.launch.pool_kv_dtype,
         verify_blocks=settings.launch.verify_blocks,
     )
+    common = (node.router, engine, transfers, log, settings.scheduling, settings.launch.cost_profile)
     instances = []
-    for role, name in _named(roles):
-        config = InstanceConfig(
-            name,
-            node.router,
-            engine,
-            transfers,
-            log,
-            settings.scheduling,
-            settings.launch.cost_profile,
-            role if settings.router.change_roles else None,
-        )
-        instances.append(ProcessSpec(role, name, config, num_gpus=num_gpus))
+    for role, count in roles.items():
+        first_role = role if settings.router.change_roles else None
+        for name in (InstanceId(f"{role}-{number}") for number in range(count)):
+            config = InstanceConfig(name, *common, first_role)
+            instances.append(ProcessSpec(role, name, config, num_gpus=num_gpus))
     pool_name = InstanceId("kvpool-0")
     pool = PoolProcessConfig(
         pool_name,
@@ -321,13 +315,6 @@ def _local(settings: Settings, model: Location) -> EngineConfig:
 
 def _counted(roles: Mapping[str, int]) -> str:
     return " and ".join(f"{count} {role}" for role, count in roles.items())
-
-
-def _named(roles: Mapping[str, int]) -> Iterator[tuple[str, InstanceId]]:
-    """Yields the role and the name of each instance."""
-    for role, count in roles.items():
-        for number in range(count):
-            yield role, InstanceId(f"{role}-{number}")
 
 
 def _link(settings: Settings, roles: Mapping[str, int], num_gpus: float, node: Node) -> str:
