@@ -1,8 +1,5 @@
-"""How long the tests took: `--record=FILE` prints the slowest files and the whole in a table, and names folders that
-took longer than their budget (tests/budgets.py).
-
-That fails no run. When it did, most of its failures were wrong, since on a shared machine folders differ by more than
-the pace shows.
+"""How long the tests took: `--record=FILE` prints the slowest files and the whole in a table, and fails the run if a
+folder took longer than its budget (tests/budgets.py).
 
 A plugin of pytest, which conftest.py registers. `--record FILE` in two words would make pytest take FILE's folder for
 the root where FILE exists: this option is not known yet when pytest looks for its root.
@@ -32,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("timings").addoption(
         "--record",
         type=Path,
-        help="print how long files took and which folders are over their budget, and write the times here",
+        help="print how long files took, write it here, and hold folders to their budget",
     )
 
 
@@ -76,6 +73,11 @@ class Timings:
             self._turns[_folder(file)].add(turn)
         if work_s := properties.get(SECONDS):
             self._work.append(work_s)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._excesses and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         whole_s = time.monotonic() - self._begun_s
