@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class Both:
     simulated: Score
     num_requests: int
     pace: float
+    # Requests that would have come after LONGEST_S.
+    num_left_out: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
     cost = machine.cost(scene.layout)
     asked = requests_of(scene, cost, pace, seconds, machine.tokenizer)
     ttft_s, count = asked[0].ttft_s, len(asked)
+    num_left_out = len(requests_of(scene, cost, pace, seconds, machine.tokenizer, math.inf)) - count
     door, num_warming = _serve(machine, scene.layout, policy, asked)
     begin_s = min(door.arrived_s[key] for key in door.last_to_come(count))
     overhead = overhead_of(door, cost, begin_s)
@@ -115,6 +119,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
         score(simulated, count, ttft_s),
         count,
         overhead.pace,
+        num_left_out,
     )
 
 

@@ -68,9 +68,14 @@ def draw(number: int) -> Scene:
 
 
 def requests_of(
-    scene: Scene, cost: CostModel, pace: float, seconds: float, tokenizer: Tokenizer
+    scene: Scene,
+    cost: CostModel,
+    pace: float,
+    seconds: float,
+    tokenizer: Tokenizer,
+    longest_s: float = LONGEST_S,
 ) -> list[Asked]:
-    """Returns requests that arrive within about `seconds`, or LONGEST_S if fewer than LEAST do. They are in order of
+    """Returns requests that arrive within about `seconds`, or `longest_s` if fewer than LEAST do. They are in order of
     time. `pace`: how much longer iterations take than by the cost model."""
     lengths = LognormalLengths(scene.prompt, scene.output, scene.spread, MAX_PROMPT, MAX_OUTPUT)
     rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number), NUM_SLOTS).rate / pace
@@ -80,7 +85,7 @@ def requests_of(
     arrivals = gamma_arrivals(
         sampled, scene.load * found.rate / pace, scene.burstiness**-0.5, scene.number + 1
     )
-    arrivals = [each for each in arrivals if each.time_s <= arrivals[0].time_s + LONGEST_S]
+    arrivals = [each for each in arrivals if each.time_s <= arrivals[0].time_s + longest_s]
     count = len(arrivals)
     tiers = choose_tiers(count, scene.be_share, Random(f"tiers {scene.number}"))
     arrivals = [replace(each, tier=tier) for each, tier in zip(arrivals, tiers, strict=True)]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx2
-import openai
 
 from benchmarks.beginning_jobs.floor import Job
 from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm
+from benchmarks.rt_with_be import traffic
 
 # Ordinary tokens of the demo model's vocabulary.
 TOKENS = range(100, 380)
-ENDPOINT: Final = "/v1/completions"
-LOOK_S, TIMEOUT_S = 0.05, 3600.0
+ENDPOINT = "/v1/completions"
+TIMEOUT_S = 3600.0
 
 
 def make_model(directory: Path) -> None:
@@ -68,23 +67,15 @@ async def _at_once(url: str, asked: Sequence[dict[str, Any]]) -> dict[str, float
 
 def _as_job(url: str, asked: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Returns the seconds from the upload of the file until the job was over, and the number of tokens."""
-    client = openai.OpenAI(base_url=url, api_key="-", max_retries=0)
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        for number, body in enumerate(asked):
-            line = {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
-            file.write(json.dumps(line) + "\n")
-        file.flush()
+    with httpx2.Client(base_url=url.removesuffix("/v1"), timeout=TIMEOUT_S) as http:
+        lines = {f"line-{number}": body for number, body in enumerate(asked)}
         begun_s = time.perf_counter()
-        stored = client.files.create(file=Path(file.name), purpose="batch")
-        job = client.batches.create(
-            input_file_id=stored.id, endpoint=ENDPOINT, completion_window="24h", timeout=TIMEOUT_S
-        )
-        while job.status not in ("completed", "failed", "expired", "cancelled"):
-            time.sleep(LOOK_S)
-            job = client.batches.retrieve(job.id)
+        batch = traffic.Job(http, lines, endpoint=ENDPOINT).until_over(TIMEOUT_S)
         seconds = time.perf_counter() - begun_s
-    if job.status != "completed" or job.error_file_id or job.output_file_id is None:
-        raise RuntimeError(f"the job has not been answered entirely: {job}")
-    answers = client.files.content(job.output_file_id).text.splitlines()
+        if batch["status"] != "completed" or batch["error_file_id"]:
+            raise RuntimeError(f"the job has not been answered entirely: {batch}")
+        answers = (
+            http.get(f"/v1/files/{batch['output_file_id']}/content").raise_for_status().text.splitlines()
+        )
     counts = [json.loads(each)["response"]["body"]["usage"]["completion_tokens"] for each in answers]
     return {"seconds": seconds, "num_tokens": sum(counts)}

@@ -94,14 +94,20 @@ def lines(count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
 
 
 class Job:
-    def __init__(self, http: httpx2.Client, asked: Mapping[str, dict[str, Any]], window: str = "24h") -> None:
+    def __init__(
+        self,
+        http: httpx2.Client,
+        asked: Mapping[str, dict[str, Any]],
+        window: str = "24h",
+        endpoint: str = ENDPOINT,
+    ) -> None:
         self._http = http
         content = "\n".join(
-            json.dumps({"custom_id": name, "method": "POST", "url": ENDPOINT, "body": body})
+            json.dumps({"custom_id": name, "method": "POST", "url": endpoint, "body": body})
             for name, body in asked.items()
         )
         file = self._post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
-        asked_for = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": window}
+        asked_for = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": window}
         self.id = self._post("/v1/batches", json=asked_for)["id"]
 
     def _post(self, path: str, **what: Any) -> dict[str, Any]:
