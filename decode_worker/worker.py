@@ -31,7 +31,6 @@ from alignedserve.protocol.messages import (
     Evict,
     Failed,
     FailedPull,
-    Forget,
     ForgetAll,
     Gone,
     NewTokens,
@@ -99,8 +98,6 @@ class DecodeWorker(Worker):
                 self._evict(order)
             case Abort():
                 self._abort(order.key, Gone([order.key]))
-            case Forget():
-                self.prompts.distrust(order.hashes)
             case ForgetAll():
                 self.prompts.distrust_all(order.era)
             case _:

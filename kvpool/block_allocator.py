@@ -192,17 +192,9 @@ class BlockAllocator:
             self._now += 1
             self._remove(allocation, self._now)
 
-    def forget(self, hashes: Sequence[bytes]) -> None:
-        """Lets no further request have the blocks known by these hashes, nor those that continue them: their KV may be
-        wrong."""
-        self._tree.forget(hashes)
-        for allocation in self._allocations.values():
-            if list(allocation.hashes[:1]) == list(hashes[:1]):
-                # What it commits from here on may be computed from that KV.
-                allocation.hashes = ()
-
     def forget_all(self) -> None:
-        """Lets no further request have the blocks that are known now, nor what present requests commit from here on."""
+        """Lets no further request have the blocks that are known now, nor what present requests commit from here on:
+        the KV may be wrong."""
         self._tree.forget_all()
         for allocation in self._allocations.values():
             allocation.hashes = ()

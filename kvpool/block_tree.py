@@ -226,22 +226,11 @@ class BlockTree:
         tail.hashes += hashes
         return True
 
-    def forget(self, hashes: Sequence[bytes]) -> None:
-        """Lets no further request have the blocks known by these hashes, nor those that continue them."""
-        first, _ = self.find(hashes, at_most=1)
-        if first:
-            self._forget(self._table.known_below([first.blocks[0]]))
-
     def forget_all(self) -> None:
-        """Lets no further request have the blocks that are known now."""
-        self._forget([*self.known])
-
-    def _forget(self, blocks: Sequence[PoolBlockId]) -> None:
-        """Makes these blocks unknown, and frees those that no request lists. All that continue them are among them."""
-        self._table.forget(blocks)
-        forgotten = {*blocks}
-        for run in [each for each in self._known.values() if each.blocks[0] in forgotten]:
-            del self._known[run.hashes[0]]
+        """Makes all blocks unknown, and frees those that no request lists."""
+        self._table.forget([*self.known])
+        runs, self._known = [*self._known.values()], {}
+        for run in runs:
             run.hashes.clear()
             if not run.is_listed:
                 self.free += self._cut(run)

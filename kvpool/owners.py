@@ -160,19 +160,13 @@ class OwnerTable:
     def forget(self, blocks: Sequence[PoolBlockId]) -> None:
         self._is_known[blocks] = 0
 
-    def known_below(self, blocks: Sequence[PoolBlockId]) -> list[PoolBlockId]:
-        """Returns those of these blocks that are known, and the known blocks of which they are ancestors."""
-        tree = _Tree(np.asarray(self._parent), np.asarray(self._is_known))
-        is_above = np.zeros(self.size + 1, bool)
-        is_above[blocks] = True
-        return [PoolBlockId(block) for block in np.flatnonzero(tree.is_below(is_above)).tolist()]
-
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
     def recover(self) -> Recovered:
         """Returns what is there. Forgets known blocks with ancestors that are not known."""
-        is_whole = _Tree(np.asarray(self._parent), np.asarray(self._is_known)).is_whole()
-        cut_off = np.flatnonzero(np.asarray(self._is_known).astype(bool) & ~is_whole)
+        is_known = np.asarray(self._is_known).astype(bool)
+        is_whole = _are_whole(np.asarray(self._parent), is_known)
+        cut_off = np.flatnonzero(is_known & ~is_whole)
         self.forget([*map(PoolBlockId, cut_off.tolist())])
         known = np.flatnonzero(is_whole)
         data = np.ascontiguousarray(np.asarray(self._hash)[:, known].T).tobytes()
@@ -227,39 +221,19 @@ class OwnerTable:
             raise RuntimeError(f"owner table: request {key} has {count} blocks, and {found} are linked")
 
 
-class _Tree:
-    """The blocks' parents, followed for all blocks at once: each round doubles the distance."""
-
-    def __init__(self, parents: NDArray[np.int64], is_known: NDArray[np.int64]) -> None:
-        # Stands for the parent of blocks without one. It is its own parent.
-        self._root = len(parents)
-        self._above = np.append(np.where(parents > 0, parents - 1, self._root), self._root)
-        self._is_known = np.append(is_known.astype(bool), True)
-
-    def is_whole(self) -> NDArray[np.bool_]:
-        """Returns for each block whether it and all of its ancestors are known."""
-        above = self._above_known
-        is_whole: NDArray[np.bool_] = self._is_known & self._is_known[above]
-        for _ in range(self._num_rounds):
-            is_whole &= is_whole[above]
-            above = above[above]
-        is_whole &= above == self._root
-        return is_whole[:-1]
-
-    def is_below(self, is_above: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Returns for each block whether it is known, and it or an ancestor is marked."""
-        above = self._above_known
-        is_marked: NDArray[np.bool_] = is_above & self._is_known
-        for _ in range(self._num_rounds):
-            is_marked |= is_marked[above]
-            above = above[above]
-        return is_marked[:-1]
-
-    @property
-    def _above_known(self) -> NDArray[np.int64]:
-        """The parents of known blocks. Those of others may be left from earlier use, and even form circles."""
-        return np.where(self._is_known, self._above, self._root)
-
-    @property
-    def _num_rounds(self) -> int:
-        return int(np.count_nonzero(self._is_known)).bit_length()
+def _are_whole(parents: NDArray[np.int64], is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Returns for each block whether it and all of its ancestors are known. Follows the parents of all blocks at once:
+    each round doubles the distance."""
+    # Stands for the parent of blocks without one. It is its own parent.
+    root = len(parents)
+    num_rounds = int(np.count_nonzero(is_known) + 1).bit_length()
+    are_known = np.append(is_known, True)
+    above = np.append(np.where(parents > 0, parents - 1, root), root)
+    # Parents of blocks that are not known may be left from earlier use, and even form circles.
+    above = np.where(are_known, above, root)
+    are_whole: NDArray[np.bool_] = are_known & are_known[above]
+    for _ in range(num_rounds):
+        are_whole &= are_whole[above]
+        above = above[above]
+    are_whole &= above == root
+    return are_whole[:-1]

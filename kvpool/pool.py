@@ -29,7 +29,6 @@ from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,
-    Forget,
     ForgetAll,
     FormBatch,
     MakeSpare,
@@ -87,9 +86,6 @@ class Pool:
                     self._groups.discard(key)
                     self._allocator.release(key)
                     self._next_turns.released(key)
-                return []
-            case Forget(hashes=hashes):
-                self._allocator.forget(hashes)
                 return []
             case ForgetAll():
                 self._allocator.forget_all()

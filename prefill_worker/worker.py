@@ -27,7 +27,6 @@ from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Failed,
-    Forget,
     ForgetAll,
     Gone,
     Prefill,
@@ -111,8 +110,6 @@ class PrefillWorker(Worker):
                         self.schedule.stages.unstage(key)
             case Abort():
                 self._abort(order.key)
-            case Forget():
-                self.prompts.distrust(order.hashes)
             case ForgetAll():
                 self.prompts.distrust_all(order.era)
             case _:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import AnyMessage, Commit, Forget, ForgetAll, Release, Reserve, Reserved
-from alignedserve.router.requests import RequestState
+from alignedserve.protocol.messages import AnyMessage, Commit, ForgetAll, Release, Reserve, Reserved
+from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
@@ -96,44 +96,23 @@ class PoolClient:
             state.is_alone |= self._router.era > 0
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
-    def distrust(self, state: RequestState) -> None:
-        """Lets no further request have what is known of this one's prompt. The KV may be wrong. Whether any is known
-        matters little, and an instance that would say so may be gone."""
-        pool = self._router.cluster.pool
-        if pool is None:
-            # When it returns, it may have forgotten or not. With an era it is told then.
-            self.distrust_all()
-        elif hashes := state.block_hashes(block_size := pool.hello.limits.block_size):
-            # Instances may have it in their own caches, from which it would get into the pool again.
-            self._send_all(Forget(hashes))
-            # Others may have loaded it, and must not make it known again.
-            for each in self._router.requests:
-                if not each.has_no_kv and not each.is_alone and each.begins_like(state, block_size):
-                    self._leave_alone(each)
-
     def distrust_all(self) -> None:
         """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""
         self._router.era += 1
         without_kv = list[RequestState]()
         for state in self._router.requests:
-            if state.has_no_kv:
+            if state.phase is Phase.QUEUED and not state.blocks:
                 without_kv.append(state)
             else:
-                self._leave_alone(state)
+                state.is_alone = True
+                self._router.prefill_queue.prefix_ended(state)
         for state in without_kv:
             # One of them may bring the prefix for which they waited.
             state.era, state.num_awaited = self._router.era, 0
-        self._send_all(ForgetAll(self._router.era))
-
-    def _leave_alone(self, state: RequestState) -> None:
-        state.is_alone = True
-        self._router.prefill_queue.prefix_ended(state)
-
-    def _send_all(self, message: AnyMessage) -> None:
-        """Sends a message to the pool and all instances."""
-        self.send(message)
+        forget = ForgetAll(self._router.era)
+        self.send(forget)
         for instance in self._router.cluster.instances:
-            self._router.outbox.send(instance.instance_id, message)
+            self._router.outbox.send(instance.instance_id, forget)
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)

@@ -43,6 +43,9 @@ class OutputProcessor:
         find, now = self._router.requests.get, self._router.clock.now
         for news in all_news:
             state = find(news.key)
+            if news.is_spoilt and state and not state.is_alone:
+                # All others with KV are alone from then on, so an iteration begins at most one era.
+                self._pool.distrust_all()
             if state and state.instance_id == sender and not state.is_finished:
                 self._append(sender, state, news, now)
                 if news.finish_reason:
@@ -68,8 +71,6 @@ class OutputProcessor:
         if news.finish_reason or not num_before:
             self._router.output.add_timeline(state)
         self._router.output.add(state, news, now)
-        if news.is_spoilt:
-            self._pool.distrust(state)
         if news.finish_reason:
             return
         num_output = len(output)

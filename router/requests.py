@@ -205,16 +205,6 @@ class RequestState:
             self._block_hashes = self._hasher.block_hashes_of(wanted.prompt)
         return self._block_hashes
 
-    @property
-    def has_no_kv(self) -> bool:
-        return self.phase is Phase.QUEUED and not self.blocks
-
-    def begins_like(self, other: RequestState, block_size: int) -> bool:
-        """Whether the first blocks of both prompts have the same hash. Neither needs to have been hashed."""
-        ours, theirs = self.request, other.request
-        begin_alike = ours.prompt[:block_size] == theirs.prompt[:block_size]
-        return begin_alike and (ours.cache_salt, ours.adapter) == (theirs.cache_salt, theirs.adapter)
-
     def take_answer_hashes(self, block_size: int) -> list[bytes]:
         """Returns the hashes of the answer's full blocks, which follow those of its prompt. Its last token has no KV.
         Call it once, when the answer is complete."""

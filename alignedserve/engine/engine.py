@@ -185,12 +185,8 @@ class Engine:
         """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""
         self._blocks.publish(request.request_id, first, block_hashes)
 
-    def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        """Stops other requests from sharing the blocks with these hashes from here on. Requests that share them already
-        keep them."""
-        self._blocks.forget(block_hashes)
-
     def forget_all_hashes(self) -> None:
+        """Stops sharing all blocks from here on. Requests that share them already keep them."""
         self._blocks.forget_all()
 
     def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:

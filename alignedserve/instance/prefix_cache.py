@@ -33,7 +33,13 @@ class HashedPrefix:
     # The tokens after the full blocks. `num_output` counts the output tokens in `tail` and the full blocks.
     tail: list[int] = field(default_factory=list)
     num_output: int = 0
+    # None: it shares no KV.
     hasher: BlockHasher | None = None
+
+    def leave_alone(self) -> None:
+        """Lets no other request have what this one computes from here on."""
+        self.block_hashes.clear()
+        self.hasher = None
 
 
 class PrefixCache:
@@ -155,23 +161,12 @@ class PrefixCache:
             prefix.block_hashes += prefix.hasher.block_hashes_of(more)
             self.computed(request, prefix)
 
-    def spoilt(self, prefix: HashedPrefix) -> None:
-        """Stops sharing the prompt's blocks, because its KV may be wrong."""
-        self._engine.forget_hashes(prefix.block_hashes)
-        _leave_alone(prefix)
-
-    def distrust_waiting(self, first_hash: bytes) -> None:
-        """Lets requests that wait and begin with this block share nothing. What they load may be wrong."""
-        for prefix in self._waiting.values():
-            if prefix.block_hashes[:1] == [first_hash]:
-                _leave_alone(prefix)
-
     def forget_all(self, era: int) -> None:
         """Stops sharing all blocks, and those that requests of earlier eras will have."""
         self._era = era
         self._engine.forget_all_hashes()
         for prefix in self._waiting.values():
-            _leave_alone(prefix)
+            prefix.leave_alone()
 
     def take_counts(self) -> tuple[int, int]:
         """Returns, for prompts that started since the last call, the number of tokens and of those with KV from the
@@ -202,11 +197,6 @@ class PrefixCache:
         block_hashes = hasher.block_hashes_of(tokens)
         tail = tokens[len(block_hashes) * self._block_size :]
         return HashedPrefix(block_hashes, tail=tail, num_output=len(work.output), hasher=hasher)
-
-
-def _leave_alone(prefix: HashedPrefix) -> None:
-    prefix.block_hashes.clear()
-    prefix.hasher = None
 
 
 def _shares(work: Work) -> bool:

@@ -6,7 +6,7 @@ A prompt is checked and its grammar is compiled before the schedule gets it. Pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request, check_request
@@ -120,24 +120,17 @@ class Prompts:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
     def failed(self, output: TokenOutput) -> None:
-        """Stops sharing the request's KV if the output says that it may be wrong."""
+        """Stops sharing all blocks if the output says that the request's KV may be wrong, and the request shares any.
+        The router's ForgetAll follows."""
         prefix = self._prefixes.get(key_of(output.request_id))
-        if prefix and isinstance(output.error, BrokenLogits):
-            self.prefix_cache.spoilt(prefix)
-
-    def distrust(self, hashes: Sequence[bytes]) -> None:
-        """Stops sharing what is known now: the blocks with these hashes may be wrong, and so may all that continues
-        them. Does the same with what other requests compute from them."""
-        for prefix in self._prefixes.values():
-            if prefix.block_hashes[:1] == hashes[:1]:
-                self.prefix_cache.spoilt(prefix)
-        self.prefix_cache.distrust_waiting(hashes[0])
-        self._engine.forget_all_hashes()
+        if prefix and prefix.hasher and isinstance(output.error, BrokenLogits):
+            prefix.leave_alone()
+            self._engine.forget_all_hashes()
 
     def distrust_all(self, era: int) -> None:
         """Stops sharing all blocks, and those of requests of earlier eras."""
         for prefix in self._prefixes.values():
-            self.prefix_cache.spoilt(prefix)
+            prefix.leave_alone()
         self.prefix_cache.forget_all(era)
 
     def arriving(self, work: Work) -> int:

@@ -22,7 +22,17 @@ from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Step
 from alignedserve.offline.host_memory import SwapMemory
-from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
+from alignedserve.protocol.messages import (
+    Abort,
+    AnyMessage,
+    DecodeReport,
+    Evict,
+    Failed,
+    ForgetAll,
+    Gone,
+    Offer,
+    Work,
+)
 from alignedserve.protocol.messages import Request as Asked
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
@@ -105,6 +115,8 @@ class LocalInstance:
         # Requests that are not offered yet, and the keys of those that are offered but not admitted.
         self._waiting: deque[LocalRequest] = deque()
         self._offered: set[RequestKey] = set()
+        # The number of times that all shared KV was forgotten, because some might be wrong.
+        self._era = 0
         # Aborted requests, with blocks that may still be copied.
         self._leaving: dict[RequestKey, LocalRequest] = {}
 
@@ -198,6 +210,7 @@ class LocalInstance:
         most = OFFERED * self.engine.limits.max_num_seqs
         while self._waiting and len(self._offered) + len(self._leaving) < most:
             request = self._waiting.popleft()
+            request.work = replace(request.work, era=self._era)
             self._offered.add(request.key)
             self._order(Offer([request.work], is_batch=False))
 
@@ -248,6 +261,10 @@ class LocalInstance:
             self._offered.discard(key)
             if request := self._requests.get(key):
                 self._free(request)
+        if any(news.is_spoilt for news in report.news):
+            # As a router does: see `PoolClient.distrust_all`.
+            self._era += 1
+            self._order(ForgetAll(self._era))
         for news in report.news:
             if (request := self._requests.get(news.key)) and not news.first:
                 request.num_found = news.num_reused

@@ -385,14 +385,9 @@ class Release(Message):
     keys: list[RequestKey]
 
 
-class Forget(Message):
-    """The KV known by these hashes may be wrong, and so may all that continues it. No further request gets it."""
-
-    hashes: list[bytes]
-
-
 class ForgetAll(Message):
-    """The same of all KV that is known now. Requests of earlier eras make nothing known any more."""
+    """KV that is known now may be wrong: no further request gets any of it. Requests of earlier eras make nothing known
+    any more."""
 
     era: int
 
@@ -886,7 +881,6 @@ AnyMessage = (
     | Commit
     | MakeSpare
     | Release
-    | Forget
     | ForgetAll
     | FormBatch
     | FindNear

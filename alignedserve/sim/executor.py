@@ -348,9 +348,6 @@ class SimEngine:
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         self._blocks.publish(request.request_id, first, block_hashes)
 
-    def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        self._blocks.forget(block_hashes)
-
     def forget_all_hashes(self) -> None:
         self._blocks.forget_all()
 

@@ -61,9 +61,7 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
         case "lapse":
             allocator.lapse(now)
         case "forget":
-            if num_tokens % 4:
-                allocator.forget(random_prompt(key))
-            else:
+            if num_tokens % 4 == 0:
                 allocator.forget_all()
 
 

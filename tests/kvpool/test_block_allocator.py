@@ -320,32 +320,17 @@ def test_blocks_of_two_stay_with_the_one_that_is_left() -> None:
         allocator.check()
 
 
-def test_content_that_may_be_wrong_is_not_found_nor_what_continues_it() -> None:
+def test_forgotten_content_that_a_request_still_lists_stays_unknown() -> None:
     allocator = allocator_of(12)
     shared(allocator, A, "aab")
     shared(allocator, B, "aac")
     allocator.release(B)
-    allocator.forget(hashes_of("aab", 3))
+    allocator.forget_all()
     assert allocator.num_kept_blocks == 0
     allocator.check()
     assert shared(allocator, C, "aac")[1] == 0
-    # A still lists what was forgotten, and does not make it known again
     assert allocator.commit(A, 13) and allocator.num_shared_blocks == 0
     assert shared(allocator, B, "aab")[1] == 8
-
-
-def test_what_continues_wrong_content_is_forgotten_with_it_and_other_content_stays_known() -> None:
-    allocator = allocator_of(24)
-    for key, content in ((A, "aab"), (B, "aac"), (C, "bbb")):
-        shared(allocator, key, content)
-    allocator.release(A)
-    allocator.forget(hashes_of("a", 1))
-    assert [*allocator.known.values()] == hashes_of("bbb", 3)
-    # Of what is not known, nothing is forgotten.
-    allocator.forget(hashes_of("c", 1))
-    allocator.forget([])
-    assert len(allocator.known) == 3
-    allocator.check()
 
 
 def test_all_content_is_forgotten_at_once() -> None:
@@ -364,22 +349,12 @@ def test_all_content_is_forgotten_at_once() -> None:
     assert [*allocator.known.values()] == hashes_of("aab", 3)
 
 
-def test_a_request_that_had_room_before_its_content_was_forgotten_makes_nothing_known() -> None:
-    allocator = allocator_of(12)
-    for key, content in ((A, "aab"), (B, "bcc")):
-        assert allocator.reserve(key, 13, SOON, hashes_of(content, 3))
-    allocator.forget(hashes_of("aab", 3))
-    assert allocator.commit(A, 13) and allocator.commit(B, 13)
-    assert [*allocator.known.values()] == hashes_of("bcc", 3)
-    allocator.check()
-
-
 def test_requests_that_go_on_from_forgotten_content_make_nothing_known() -> None:
     allocator = allocator_of(12)
     shared(allocator, A, "aab", 8)
     grant = allocator.reserve(B, 13, SOON, hashes_of("aab", 3))
     assert grant and grant.num_found == 8
-    allocator.forget(hashes_of("aab", 3))
+    allocator.forget_all()
     assert allocator.commit(B, 13) and shared(allocator, C, "aab")[1] == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.kvpool.return_times import FEW, PRIOR_S
-from alignedserve.protocol.messages import Commit, Forget, MakeSpare, Release, Reserve, Reserved
+from alignedserve.protocol.messages import Commit, ForgetAll, MakeSpare, Release, Reserve, Reserved
 from alignedserve.types import RequestKey
 from tests.kvpool.allocator_steps import BLOCK_SIZE, hashes_of
 
@@ -249,7 +249,7 @@ def test_wrong_kv_is_promised_no_more(is_listed: bool) -> None:
     key, _ = (
         chats.reserve([*hashes("a"), b"next".ljust(32)], now=1.0) if is_listed else (RequestKey(99), None)
     )
-    chats.pool.on(Forget(hashes("a")[:1]), 2.0)
+    chats.pool.on(ForgetAll(1), 2.0)
     chats.pool.check()
     chats.pool.on(Release([key]), 3.0)
     chats.pool.check()

@@ -120,7 +120,6 @@ def test_requests_list_the_same_blocks_and_content_comes_back_with_its_place() -
     assert [each.blocks for each, _ in found.allocations] == [[4, 1, 5], [4, 1, 0]]
     (run,) = {each.tail.parent for each, _ in found.allocations if each.tail}
     assert tree.find(first, 2) == (run, 2) and run and (run.first, run.blocks) == (0, [4, 1])
-    assert table.known_below([PoolBlockId(1)]) == [1] and table.known_below([PoolBlockId(4)]) == [1, 4]
 
 
 def test_what_continues_content_that_is_gone_is_forgotten() -> None:

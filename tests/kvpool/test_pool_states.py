@@ -16,7 +16,6 @@ from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,
-    Forget,
     ForgetAll,
     FormBatch,
     MakeSpare,
@@ -157,14 +156,6 @@ class PoolStates(RuleBasedStateMachine):
         assert self.pool.on(Release(keys), self.now) == []
         for key in keys:
             self.forget(key)
-
-    @rule(key=KEYS)
-    def is_wrong(self, key: RequestKey) -> None:
-        wrong, before = prompt_hashes(key)[:1], {*self.known}
-        assert self.pool.on(Forget(prompt_hashes(key)), self.now) == []
-        prompts = [prompt_hashes(RequestKey(each)) for each in range(1, len(PROMPTS))]
-        gone = [each for prompt in prompts if wrong and wrong[0] in prompt for each in prompt]
-        assert {*self.known} == before.difference(gone)
 
     @rule(era=st.integers(1, 3))
     def may_all_be_wrong(self, era: int) -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Forget, ForgetAll, Prefill, Work
+from alignedserve import demo
+from alignedserve.engine.engine import Engine
+from alignedserve.protocol.messages import Abort, ForgetAll, Prefill, Work
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.scheduling.prefixes import block_hashes_of
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text.grammar import Grammars
+from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
-from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
+from tests.prefill_worker.rig import BLOCK, KEY, Interrupting, Rig, work
 from tests.tiny_models import VOCAB_SIZE, oracle, prompts
 from tests.worker_parts import engine_of
 
@@ -195,40 +202,17 @@ def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> 
     assert {each.key: each.num_reused for each in rig.news[1:]} == {KEY: 32, OTHER: 32, RequestKey(9): 0}
 
 
-def test_what_the_router_distrusts_serves_no_other_prompt(rig: Rig) -> None:
-    run(rig, work(LONG))
-    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK)))
-    assert run(rig, other(LONG)) == 0
-    assert run(rig, work(LONG)) == 288
-
-
-def test_what_continues_distrusted_blocks_is_forgotten_as_well(rig: Rig) -> None:
+def test_nor_does_what_continues_it(rig: Rig) -> None:
     run(rig, work(LONG[:100]))
     run(rig, other(BRANCH))
-    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK)))
+    kv = engine_of(rig.worker).cache.blocks
+    kv[:, :, :, :, :, 0] = float("nan")
+    run(rig, work(LONG[:100]))
+    assert rig.news[-1].is_spoilt
+    kv.zero_()
     # It makes the common beginning known again, and not what once continued it.
     assert run(rig, work(LONG[:100])) == 0
     assert run(rig, other(BRANCH)) == 96
-
-
-def test_a_running_prompt_with_distrusted_blocks_serves_no_other(rig: Rig) -> None:
-    run(rig, work(LONG[:100]))
-    rig.worker.on(Prefill([work(LONG)]))
-    rig.step()
-    assert engine_of(rig.worker).num_unfinished == 1
-    rig.worker.on(Forget(block_hashes_of(LONG[:100], BLOCK)))
-    rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
-    assert run(rig, other(LONG)) == 0
-
-
-def test_a_waiting_prompt_whose_kv_elsewhere_may_be_wrong_serves_no_other(rig: Rig) -> None:
-    run(rig, work(LONG))
-    engine_of(rig.worker).reset()
-    waiting = replace(work(LONG, num_cached=160), blocks=other(LONG).blocks)
-    rig.worker.on(Prefill([waiting]))
-    rig.worker.on(Forget(block_hashes_of(LONG, BLOCK)))
-    rig.step_until(lambda: len(rig.news) == 2 and engine_of(rig.worker).num_unfinished == 0)
-    assert run(rig, other(LONG)) == 0
 
 
 def test_an_instance_that_forgets_everything_shares_neither_old_kv_nor_that_of_its_prompts(rig: Rig) -> None:
@@ -246,6 +230,55 @@ def test_an_instance_that_forgets_everything_shares_neither_old_kv_nor_that_of_i
     assert [run(rig, replace(work(each, key=RequestKey(key)), era=1)) for each, key in since] == [0, 0, 0]
     # What was computed since is shared again.
     assert run(rig, replace(work(LONG), era=1)) == 288
+
+
+def ends_after_all_is_forgotten(rig: Rig, num_news: int = 1) -> None:
+    """A prompt that the instance has already ends, and another one finds nothing of it."""
+    rig.worker.on(ForgetAll(era=1))
+    rig.step_until(lambda: len(rig.news) == num_news and engine_of(rig.worker).num_unfinished == 0)
+    assert run(rig, replace(other(LONG), era=1)) == 0
+
+
+class HeldGrammars(Grammars):
+    def __init__(self, engine: Engine) -> None:
+        tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
+        super().__init__(lambda: tokenizer, engine.vocabulary.size, engine.vocabulary.eos_token_ids)
+        self.may_compile = Event()
+
+    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+        self.may_compile.wait()
+        return super().compiled(wanted)
+
+
+def test_a_prompt_that_waits_for_its_grammar_while_all_is_forgotten_serves_no_other() -> None:
+    with closing(Rig(demo.MODEL_DIR, kv_bytes=16 << 20, enable_prefix_caching=True)) as rig:
+        run(rig, work(LONG))
+        engine = engine_of(rig.worker)
+        engine.reset()
+        engine.grammars = grammars = HeldGrammars(engine)
+        params = greedy_params(structured_outputs=StructuredOutputsParams(choice=["red", "green"]))
+        rig.worker.on(Prefill([work(LONG, params, num_cached=160)]))
+        rig.worker.on(ForgetAll(era=1))
+        grammars.may_compile.set()
+        ends_after_all_is_forgotten(rig, num_news=2)
+
+
+def test_a_prompt_that_is_preempted_after_all_is_forgotten_serves_no_other(tiny_model: Directory) -> None:
+    with closing(
+        Rig(tiny_model(FAMILY), enable_prefix_caching=True, policy=Interrupting(SchedulingConfig()))
+    ) as rig:
+        rig.worker.on(Prefill([work(LONG)]))
+        rig.step()
+        ends_after_all_is_forgotten(rig)
+        assert moved(rig, "load")
+
+
+def test_a_windowed_prompt_that_waits_with_kv_elsewhere_serves_no_other(tiny_model: Directory) -> None:
+    with closing(Rig(tiny_model("mistral-window"), enable_prefix_caching=True)) as rig:
+        run(rig, work(LONG))
+        engine_of(rig.worker).reset()
+        rig.worker.on(Prefill([work(LONG, num_cached=160)]))
+        ends_after_all_is_forgotten(rig, num_news=2)
 
 
 def test_a_prompt_that_is_alone_neither_finds_kv_nor_leaves_any(rig: Rig) -> None:

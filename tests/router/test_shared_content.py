@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import (
+    Abort,
     Commit,
     Evict,
     Failed,
-    Forget,
     ForgetAll,
     MakeSpare,
     Moved,
@@ -265,27 +265,63 @@ def test_a_pool_that_was_killed_after_it_had_found_something_says_so_again() -> 
     assert script.state().num_cached == 8 and script.state().blocks == [10, 11, 12]
 
 
-def test_what_may_be_wrong_is_found_no_more() -> None:
-    script = script_of()
-    submit(script)
-    found(script, 8)
-    script.take()
-    script.first_token(finish_reason="error", error="NaN", is_spoilt=True)
-    sent = [message for name, message in script.take() if name == POOL]
-    assert Forget(hashes()) in sent
-
-
-def test_what_has_kv_and_begins_like_kv_that_may_be_wrong_shares_none() -> None:
+def colocated_script() -> Script:
+    """Three requests run on a colocated instance."""
     script = Script(connect=False)
     for name in (POOL, COLOCATED, GATEWAY):
         script.connect(name, enable_prefix_caching=True)
-    for key, salt in ((1, ""), (2, ""), (3, "other")):
-        script.say(GATEWAY, Submit(replace(request(key, num_prompt=10), cache_salt=salt)))
-    news = NewTokens(ONE, 0, [50], finish_reason="error", error="NaN", is_spoilt=True)
-    admitted = [RequestKey(key) for key in (1, 2, 3)]
-    script.say(COLOCATED, decode_report(admitted=admitted, news=[news]))
-    assert Forget(hashes()) in [message for name, message in script.take() if name == COLOCATED]
-    assert [script.state(RequestKey(key)).is_alone for key in (2, 3)] == [True, False]
+    for key in (1, 2, 3):
+        script.say(GATEWAY, Submit(request(key, num_prompt=10)))
+    script.say(COLOCATED, decode_report(admitted=[RequestKey(key) for key in (1, 2, 3)]))
+    script.take()
+    return script
+
+
+def spoilt(script: Script, *keys: int) -> list[tuple[InstanceId, ForgetAll]]:
+    """An iteration yields NaN for these requests. Returns which eras were begun where."""
+    error: dict[str, Any] = {"finish_reason": "error", "error": "NaN", "is_spoilt": True}
+    script.say(COLOCATED, decode_report(news=[NewTokens(RequestKey(key), 0, [], **error) for key in keys]))
+    return [(name, message) for name, message in script.take() if isinstance(message, ForgetAll)]
+
+
+def test_what_may_be_wrong_is_found_no_more_and_what_has_kv_shares_none() -> None:
+    script = colocated_script()
+    assert spoilt(script, 1) == [(POOL, ForgetAll(1)), (COLOCATED, ForgetAll(1))]
+    assert [script.state(RequestKey(key)).is_alone for key in (2, 3)] == [True, True]
+
+
+def test_an_iteration_begins_one_era_and_what_has_kv_of_before_begins_no_other() -> None:
+    script = colocated_script()
+    assert len(spoilt(script, 1, 2)) == 2 and script.router.state.era == 1
+    assert spoilt(script, 3) == [] and script.router.state.era == 1
+    # A later one may share again, so its KV may be wrong for others.
+    script.say(GATEWAY, Submit(request(4, num_prompt=10)))
+    script.say(COLOCATED, decode_report(admitted=[RequestKey(4)]))
+    script.take()
+    assert spoilt(script, 4) == [(POOL, ForgetAll(2)), (COLOCATED, ForgetAll(2))]
+
+
+def test_kv_that_may_be_wrong_is_forgotten_even_if_its_client_is_gone() -> None:
+    script = colocated_script()
+    script.say(GATEWAY, Abort(ONE))
+    assert len(spoilt(script, 1)) == 2
+
+
+def test_what_an_earlier_router_had_found_may_be_wrong_as_well() -> None:
+    """Its instance was still computing the request, so the request begins here without KV."""
+    script = Script(connect=False)
+    inventory = [Stored(ONE, pool_blocks(10, 11, 12), 8, is_new=True)]
+    script.connect(POOL, inventory=inventory, enable_prefix_caching=True)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name, enable_prefix_caching=True)
+    script.submit(2)
+    script.reserve(2)
+    script.first_token(2, finish_reason="error", error="NaN", is_spoilt=True)
+    script.take()
+    submit(script)
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12), num_tokens=8))
+    (work,) = script.take_one(Prefill, PREFILL).works
+    assert (work.num_cached, work.is_alone) == (8, True)
 
 
 @pytest.mark.parametrize("share_blocks", [False, True])
@@ -330,7 +366,7 @@ def test_an_error_that_says_nothing_about_kv_leaves_it_known() -> None:
     found(script, 8)
     script.take()
     script.first_token(finish_reason="error", error="no such grammar")
-    assert not [message for _, message in script.take() if isinstance(message, Forget)]
+    assert not [message for _, message in script.take() if isinstance(message, ForgetAll)]
     assert script.state().phase is Phase.LEAVING
 
 

@@ -73,7 +73,7 @@ class SharingBench(Bench):
             requests += [self._beside(hashes, num_shared) for _ in range(num_requests - 1)]
             yield [(request, 1) for request in requests]
         finally:
-            self._engine.forget_hashes(hashes)
+            self._engine.forget_all_hashes()
             self._release(requests)
 
     def _beside(self, hashes: Sequence[bytes], num_shared: int) -> Request:
