@@ -373,19 +373,13 @@ class BlockManager:
                 if block_hash not in published and block != NO_BLOCK:
                     published[block_hash], self._hashes[block] = block, (group, block_hash)
 
-    def forget(self, block_hashes: Iterable[bytes]) -> None:
-        """Unpublishes these hashes: no other owner can hold their blocks from here on."""
-        for block_hash in block_hashes:
-            for published in self._published:
-                if block_hash in published:
-                    block = published[block_hash]
-                    self._forget(block)
-                    if block in self._kept:
-                        del self._kept[block]
-                        self._free.append(block)
-
     def forget_all(self) -> None:
-        self.forget({block_hash for published in self._published for block_hash in published})
+        """Unpublishes all hashes: no other owner can hold their blocks from here on."""
+        for published in self._published:
+            published.clear()
+        self._hashes.clear()
+        self._free += self._kept
+        self._kept.clear()
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
         self._num_shared_by.clear()

@@ -70,8 +70,8 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
         elif call == "name":
             blocks.publish(owner, 0, prompt[: min(count, num_held)])
         elif call == "forget":
-            blocks.forget(prompt[:count])
-            assert blocks.num_known(prompt) == (0 if count else blocks.num_known(prompt))
+            blocks.forget_all()
+            assert blocks.num_known(prompt) == 0
             assert blocks.num_free == before
         else:
             count = min(count, 8 - num_held)
@@ -171,9 +171,9 @@ def test_behind_what_arrives_the_window_is_that_of_all_of_it() -> None:
     assert [blocks.num_known(PROMPT[:8], num_passed) for num_passed in (0, 6)] == [3, 3]
     blocks.free_passed(A, 6)
     blocks.publish(A, 3, PROMPT[3:8])
-    blocks.forget(PROMPT[:1])
-    blocks.publish(A, 0, PROMPT[:1])
-    assert [blocks.num_known(PROMPT[:8], num_passed) for num_passed in (0, 1, 6)] == [0, 3, 8]
+    blocks.forget_all()
+    blocks.publish(A, 0, PROMPT[:8])
+    assert [blocks.num_known(PROMPT[:8], num_passed) for num_passed in (0, 1, 6)] == [0, 1, 8]
     assert blocks.share(B, PROMPT[:4], 6) == 4
     assert (blocks.held(B, 0), blocks.held(B, 2)) == (blocks.held(A, 0)[:4], [NO_BLOCK] * 6)
     assert blocks.grow(B, 8, 6)
@@ -364,7 +364,7 @@ def test_no_sequence_of_calls_with_groups_loses_a_block_or_mistakes_one(
         elif call == "publish":
             blocks.publish(owner, 0, prompt[: min(count, *map(len, held))])
         elif call == "forget":
-            blocks.forget(prompt[:count])
+            blocks.forget_all()
             assert blocks.num_free == before
         for group, (then, now) in enumerate(zip(held, _groups_of(blocks, owner, span), strict=True)):
             content |= {now[column]: (group, prompt[column]) for column in range(len(then), len(now))}

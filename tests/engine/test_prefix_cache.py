@@ -176,12 +176,30 @@ def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Pat
     while engine.num_unfinished:
         if not blocks_of(engine, bad):
             # Or it would find its own blocks again, which are sound.
-            engine.engine._blocks.forget(block_hashes_of(LONG, BLOCK))
+            engine.engine._blocks.forget_all()
         events += engine.step()
     event = events[-1]
     assert isinstance(event.error, BrokenLogits)
     ((fine, *_),) = run(engine, [LONG], greedy_params(1))
     assert fine.error is None
+
+
+def test_what_shared_with_it_and_was_moved_serves_nobody_either(directory: Path) -> None:
+    engine, params = make_counting(directory, policy=EvictEveryStep), greedy_params(10)
+    run(engine, [LONG[:100]], greedy_params(1))
+    moved, bad = (engine.add_request(RequestId(name), BRANCH, params, 0) for name in ("moved", "bad"))
+    outputs = engine.step()
+    assert engine._memory and bad.num_found == moved.num_found == 96
+    engine._memory.blocks[bad.blocks[-1]].view("float32")[:] = math.nan
+    while engine.num_unfinished:
+        outputs += engine.step()
+    ends = {each.request_id: each.error for each in outputs if each.finish_reason}
+    assert isinstance(ends["bad"], BrokenLogits) and ends["moved"] is None
+    counted(engine)
+    run(engine, [BRANCH], greedy_params(1))
+    assert counted(engine) == len(BRANCH)
+    run(engine, [BRANCH], greedy_params(1))
+    assert counted(engine) < BLOCK
 
 
 def test_what_was_moved_has_its_names_again(directory: Path) -> None:
@@ -192,7 +210,7 @@ def test_what_was_moved_has_its_names_again(directory: Path) -> None:
     while engine.num_unfinished:
         engine.step()
         if engine.num_unfinished and not blocks_of(engine, request):
-            engine.engine._blocks.forget(names)
+            engine.engine._blocks.forget_all()
     assert engine.num_evictions > 10
     assert engine.engine._blocks.num_known(names) == len(names)
 
