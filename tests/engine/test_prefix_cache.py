@@ -194,7 +194,7 @@ def test_what_shared_with_it_and_was_moved_serves_nobody_either(directory: Path)
     while engine.num_unfinished:
         outputs += engine.step()
     ends = {each.request_id: each.error for each in outputs if each.finish_reason}
-    assert isinstance(ends["bad"], BrokenLogits) and ends["moved"] is None
+    assert isinstance(ends[RequestId("bad")], BrokenLogits) and ends[RequestId("moved")] is None
     counted(engine)
     run(engine, [BRANCH], greedy_params(1))
     assert counted(engine) == len(BRANCH)

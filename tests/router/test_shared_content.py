@@ -277,7 +277,7 @@ def colocated_script() -> Script:
     return script
 
 
-def spoilt(script: Script, *keys: int) -> list[tuple[InstanceId, ForgetAll]]:
+def spoilt(script: Script, *keys: int) -> list[tuple[str, ForgetAll]]:
     """An iteration yields NaN for these requests. Returns which eras were begun where."""
     error: dict[str, Any] = {"finish_reason": "error", "error": "NaN", "is_spoilt": True}
     script.say(COLOCATED, decode_report(news=[NewTokens(RequestKey(key), 0, [], **error) for key in keys]))
