@@ -255,7 +255,7 @@ def plan_gateways(
         keys_may_change=settings.keys.api_key_file is not None,
         store_url=store_url,
         files_at=_absolute(settings.launch.files_at),
-        batches=settings.batches,
+        batches=settings.batches.for_slots(_num_slots(settings, islands)),
         log=log_of(settings),
         lengths=replace(settings.lengths, corpus=_absolute_path(settings.lengths.corpus)),
         slo=settings.slo,
@@ -267,6 +267,12 @@ def plan_gateways(
     )
     names = gateway_ids(settings.launch.gateways)
     return [ProcessSpec("gateway", name, replace(config, instance_id=name)) for name in names]
+
+
+def _num_slots(settings: Settings, islands: Sequence[IslandPlan]) -> int:
+    """Returns how many requests the islands decode at once."""
+    roles = [spec.role for island in islands for spec in island.processes]
+    return settings.engine.max_num_seqs * (roles.count("decode") + roles.count("colocated"))
 
 
 def plan_island_gateway(gateway: ProcessSpec, node: Node) -> ProcessSpec:
