@@ -242,6 +242,8 @@ def plan_gateways(
     control: str | None = None,
 ) -> list[ProcessSpec]:
     engine = _local(settings, model)
+    specs = [spec for island in islands for spec in island.processes]
+    num_decoding = sum(spec.role in ("decode", "colocated") for spec in specs)
     config = GatewayConfig(
         instance_id=GATEWAY,
         num_gateways=settings.launch.gateways,
@@ -255,7 +257,7 @@ def plan_gateways(
         keys_may_change=settings.keys.api_key_file is not None,
         store_url=store_url,
         files_at=_absolute(settings.launch.files_at),
-        batches=settings.batches.for_slots(_num_slots(settings, islands)),
+        batches=settings.batches.for_slots(num_decoding * engine.max_num_seqs),
         log=log_of(settings),
         lengths=replace(settings.lengths, corpus=_absolute_path(settings.lengths.corpus)),
         slo=settings.slo,
@@ -267,12 +269,6 @@ def plan_gateways(
     )
     names = gateway_ids(settings.launch.gateways)
     return [ProcessSpec("gateway", name, replace(config, instance_id=name)) for name in names]
-
-
-def _num_slots(settings: Settings, islands: Sequence[IslandPlan]) -> int:
-    """Returns how many requests the islands decode at once."""
-    roles = [spec.role for island in islands for spec in island.processes]
-    return settings.engine.max_num_seqs * (roles.count("decode") + roles.count("colocated"))
 
 
 def plan_island_gateway(gateway: ProcessSpec, node: Node) -> ProcessSpec:
