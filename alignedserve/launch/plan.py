@@ -242,8 +242,7 @@ def plan_gateways(
     control: str | None = None,
 ) -> list[ProcessSpec]:
     engine = _local(settings, model)
-    specs = [spec for island in islands for spec in island.processes]
-    num_decoding = sum(spec.role in ("decode", "colocated") for spec in specs)
+    num_decoding = sum(spec.role in ("decode", "colocated") for each in islands for spec in each.processes)
     config = GatewayConfig(
         instance_id=GATEWAY,
         num_gateways=settings.launch.gateways,
