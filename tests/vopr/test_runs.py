@@ -12,11 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.outputs import BrokenLogits, TokenOutput
+from alignedserve.engine.request import Request
 from alignedserve.instance.prompts import Prompts
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.outbox import OutputCoalescing
 from alignedserve.router.replay_diff import compare
+from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.kv_model import KvModel
 from alignedserve.sim.segment import Content, SimSegment, Write
 from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
@@ -106,6 +109,36 @@ def test_an_instance_that_forgets_nothing_is_noticed(monkeypatch: pytest.MonkeyP
 def test_a_pool_that_forgets_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockAllocator, "forget_all", lambda self: None)
     assert is_noticed()
+
+
+def fails_where_changed_kv_gives_nan(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[list[str], int]:
+    """No load checks a block, and each request with KV from a changed one ends with NaN, which its client may see.
+    Returns what else failed, and the number of these requests."""
+    sample, num_broken = SimEngine._sample, 0
+
+    def with_nan(self: SimEngine, request: Request) -> TokenOutput:
+        nonlocal num_broken
+        if not self._flaws.get(request.request_id):
+            return sample(self, request)
+        num_broken += 1
+        self.part(request)
+        return TokenOutput(request.request_id, None, "error", error=BrokenLogits("NaN"))
+
+    monkeypatch.setattr(SimEngine, "_sample", with_nan)
+    histories = (History(replace(each.plan, check_share=0.0), each.actions) for each in many_flips(count))
+    failures = [str(failure) for each in histories if (failure := run(each).failure)]
+    return [each for each in failures if "ended with error" not in each], num_broken
+
+
+def test_no_request_of_a_later_era_has_kv_that_gave_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, num_broken = fails_where_changed_kv_gives_nan(monkeypatch, 5)
+    assert not failed and num_broken
+
+
+def test_kv_that_gave_nan_and_stays_known_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockAllocator, "forget_all", lambda self: None)
+    failed, _ = fails_where_changed_kv_gives_nan(monkeypatch, 20)
+    assert any("comes from flipped bit" in each for each in failed)
 
 
 def test_blocks_that_have_changed_are_right_once_they_are_saved_again() -> None:
