@@ -93,6 +93,10 @@ class BlockAllocator:
         return self._tree.known
 
     @property
+    def knows_content(self) -> bool:
+        return self._tree.knows_content
+
+    @property
     def allocations(self) -> Collection[Allocation]:
         return self._allocations.values()
 

@@ -123,6 +123,10 @@ class Pool:
         ]
 
     @property
+    def knows_content(self) -> bool:
+        return self._allocator.knows_content
+
+    @property
     def num_blocks(self) -> int:
         return self._allocator.num_blocks
 

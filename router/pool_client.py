@@ -22,6 +22,8 @@ class PoolClient:
     # The hashes of first blocks for which room was reserved, so that the pool may know what follows them. The least
     # recently used first.
     _saved: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    # Whether the pool may know other content, which was there before this router.
+    may_know_more: bool = False
     # Whether blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
     # The number of the last Reserve.
@@ -57,7 +59,7 @@ class PoolClient:
         if self._router.policy.config.share_blocks:
             # An instance loads whole blocks, and real time begins in parts of them.
             return False
-        return any(block_hash in self._saved for block_hash in self._hashes_of(state)[:1])
+        return any(self.may_know_more or each in self._saved for each in self._hashes_of(state)[:1])
 
     def _note_saved(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes[:1]:

@@ -242,11 +242,6 @@ class RequestState:
         return max(self.num_tokens - self.num_cached, 1)
 
     @property
-    def is_evicted(self) -> bool:
-        """Whether the pool has KV of it that was computed for it, and not only what other requests had left."""
-        return bool(self.blocks) and self.num_cached > self.num_found
-
-    @property
     def is_pooled(self) -> bool:
         """Whether a decode instance could continue with what the pool has."""
         return bool(self.output) and self.num_cached == self.num_tokens - 1

@@ -63,6 +63,8 @@ class Hello(Message):
     started_s: float = 0.0
     # The version of AlignedServe that it runs. Another process may run another one: see versions.py.
     version: str = __version__
+    # Whether a pool knew the content of any block when it attached to its segment.
+    knows_content: bool = False
 
 
 class InstanceLimits(Message):

@@ -35,6 +35,10 @@ def island_of(policy: str = "aligned", **options: Any) -> SimIsland:
     return small_island(policy, enable_prefix_caching=True, num_prefill=2, num_decode=2, **options)
 
 
+def colocated_of(policy: str = "aligned", num: int = 2, **options: Any) -> SimIsland:
+    return small_island(policy, enable_prefix_caching=True, num_colocated=num, **options)
+
+
 def num_computed(island: SimIsland) -> dict[int, int]:
     return {int(key): count for key, count in island.world.computed.items()}
 
@@ -72,6 +76,41 @@ def test_also_after_the_instances_that_had_it_are_gone() -> None:
             island.world.clock.at(TURN_S * turn + 16.0, process.start)
     play(island, in_order(chats))
     check_only_new_tokens(island, chats)
+
+
+@every_policy
+def test_also_at_colocated_instances_that_lose_what_they_have(policy: str) -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = colocated_of(policy)
+    lose_between_turns(island)
+    play(island, in_order(chats))
+    check_only_new_tokens(island, chats)
+
+
+def test_also_after_a_new_router(policy: str = "aligned") -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = colocated_of(policy)
+    lose_between_turns(island)
+    for turn in range(4):
+        island.world.clock.at(TURN_S * turn + 17.0, island.router.kill)
+        island.world.clock.at(TURN_S * turn + 17.5, island.router.start)
+    play(island, in_order(chats))
+    check_only_new_tokens(island, chats)
+
+
+def test_a_colocated_instance_loads_nothing_that_it_has_itself() -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = play(colocated_of(num=1), in_order(chats))
+    check_only_new_tokens(island, chats)
+    core = island.router.core
+    assert core and not core.state.counters.of(island.colocated[0].instance_id).num_arriving_tokens
+
+
+def lose_between_turns(island: SimIsland) -> None:
+    for turn in range(4):
+        for process in island.colocated:
+            island.world.clock.at(TURN_S * turn + 15.0, process.kill)
+            island.world.clock.at(TURN_S * turn + 16.0, process.start)
 
 
 def test_an_answer_without_a_next_turn_is_not_kept() -> None:
