@@ -106,6 +106,26 @@ def test_a_colocated_instance_loads_nothing_that_it_has_itself() -> None:
     assert core and not core.state.counters.of(island.colocated[0].instance_id).num_arriving_tokens
 
 
+@every_policy
+@pytest.mark.parametrize("tier", ["rt", "be"])
+def test_what_the_pool_lacks_of_a_common_prefix_is_computed_once(policy: str, tier: str) -> None:
+    (first,) = chat(1, num_turns=1)
+    dice = Random(2)
+    # The pool has 64 tokens of it, and 192 more are new to all.
+    said = [sample(first.seed, index) for index in range(NUM_OUTPUT)]
+    common = [*first.prompt, *said][:64] + [dice.randrange(VOCABULARY) for _ in range(192)]
+    others = [
+        make_request(10 + number, 260, 8, 20.0, prompt=[*common, *[number] * 4], tier=tier)
+        for number in range(6)
+    ]
+    island = colocated_of(policy, num=1)
+    lose_between_turns(island)
+    play(island, [first, *others])
+    num_own = 4 + 8 - 1
+    computed = num_computed(island)
+    assert sum(computed[each.key] for each in others) == 192 + len(others) * num_own
+
+
 def lose_between_turns(island: SimIsland) -> None:
     for turn in range(4):
         for process in island.colocated:
