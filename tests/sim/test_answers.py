@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Request
+from alignedserve.protocol.messages import DecodeReport, Request
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request, sample
 from alignedserve.types import RequestKey
@@ -124,6 +125,26 @@ def test_what_the_pool_lacks_of_a_common_prefix_is_computed_once(policy: str, ti
     num_own = 4 + 8 - 1
     computed = num_computed(island)
     assert sum(computed[each.key] for each in others) == 192 + len(others) * num_own
+
+
+def test_a_colocated_instance_saves_a_prompt_once() -> None:
+    """Though no answer fills a block."""
+    prompt = make_request(1, 100, 1, 0.0).prompt
+    asked = [
+        replace(make_request(1 + turn, 100, 3, 1.0 + TURN_S * turn, prompt=prompt), has_next_turn=True)
+        for turn in range(4)
+    ]
+    island, held = colocated_of(), list[RequestKey]()
+
+    def hear(now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            held.extend(event.message.ended)
+
+    island.router.observers.append(hear)
+    lose_between_turns(island)
+    play(island, asked)
+    assert [num_computed(island)[each.key] for each in asked] == [102, 6, 6, 6]
+    assert held == [asked[0].key]
 
 
 def lose_between_turns(island: SimIsland) -> None:
