@@ -1,12 +1,14 @@
 """Simulates agents: each calls a tool after every turn, and its next prompt has all that was said before.
 
     python -m benchmarks.agents [--agents 20] [--turns 30] [--pool-blocks N] [--flood-rate R] [--kill] [--seed 1]
+        [--colocated N]
 
 All agents have the same instructions of 4,000 tokens. Every turn adds 380 tokens on average, and an answer of 150, so
 the last prompt has 20,000 tokens. A tool takes one to ten seconds. The island has two prefill and two decode instances
 with the measured times of Qwen3 30B-A3B on an H200. It is simulated without answers in the pool, with them, and with
 answers that are promised to the next turns. With `--flood-rate`, other chats of one turn arrive at this rate per second
-under another key. With `--kill` one instance after the other is killed, one every five seconds.
+under another key. With `--kill` one instance after the other is killed, one every five seconds. With `--colocated`
+there are that many colocated instances in place of the others.
 """
 
 from __future__ import annotations
@@ -139,6 +141,7 @@ def run(args: argparse.Namespace, keeps_answers: bool, promised_share: float) ->
         limits,
         num_prefill=2,
         num_decode=2,
+        num_colocated=args.colocated,
         pool_blocks=args.pool_blocks,
         enable_prefix_caching=True,
         promised_share=promised_share,
@@ -159,7 +162,7 @@ def run(args: argparse.Namespace, keeps_answers: bool, promised_share: float) ->
 
 
 def _kill_one_after_the_other(island: SimIsland) -> None:
-    victims = [*island.prefills, *island.decodes]
+    victims = [*island.prefills, *island.decodes, *island.colocated]
 
     def kill(number: int) -> None:
         victim = victims[number % len(victims)]
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--pool-blocks", type=int, default=40_000)
     parser.add_argument("--flood-rate", type=float, default=0.0, help="other chats per second")
     parser.add_argument("--promised-share", type=float, default=0.25)
+    parser.add_argument("--colocated", type=int, default=0, help="colocated instances in place of the others")
     parser.add_argument("--kill", action="store_true", help="kill instances meanwhile")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

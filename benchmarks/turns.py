@@ -1,4 +1,4 @@
-"""Measures chats of many turns behind a system prompt, on separate prefill and decode instances.
+"""Measures chats of many turns behind a system prompt, on separate prefill and decode instances, or on colocated ones.
 
     python -m benchmarks.turns [--turns 10] [--answer 100] [--pause 0.5] [--instances 2+2] [--rounds 1]
         [--kill] [--before CHECKOUT] [--vllm-python VENV/bin/python] [--out FILE]
@@ -106,8 +106,10 @@ def kill_instances(url: str) -> None:
 
 
 def servers_of(model: Path, args: argparse.Namespace) -> Iterator[tuple[str, AbstractContextManager[str]]]:
-    num_prefill, num_decode = args.instances.split("+")
-    options = ("--prefill-instances", num_prefill, "--decode-instances", num_decode)
+    first, *others = args.instances.split("+")
+    options = ["--prefill-instances", first, "--decode-instances", *others]
+    if not others:
+        options = ["--colocated-instances", first]
     yield "ours", ours(model, *options)
     if args.before:
         yield "before", ours(model, *options, checkout=args.before)
@@ -122,7 +124,7 @@ def main() -> None:
     parser.add_argument(
         "--pause", type=float, default=0.5, help="seconds between an answer and the next turn"
     )
-    parser.add_argument("--instances", default="2+2", help="prefill and decode instances")
+    parser.add_argument("--instances", default="2+2", help="prefill+decode instances, or colocated ones")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--before", type=Path)

@@ -17,6 +17,7 @@ then gone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
@@ -146,10 +147,9 @@ class BlockTable:
 
     @property
     def computing(self) -> list[ScheduledRequest]:
-        """The running prompts that will still compute blocks that others may share."""
-        return [
-            request for request in self._running.values() if request.block_hashes and request.num_pending > 1
-        ]
+        """The prompts that have begun and will still compute blocks that others may share."""
+        begun = chain(self._running.values(), self._pulling.values())
+        return [request for request in begun if request.block_hashes and request.num_pending > 1]
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 

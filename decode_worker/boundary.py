@@ -97,8 +97,10 @@ class Boundary:
         return request.key in self._were_evicted
 
     def should_wait(self, request: DecodeRequest) -> bool:
-        waits_for = self._arrivals if request.num_pooled else self._dedup
-        return waits_for.should_wait(_own(request))
+        own = _own(request)
+        if own.num_pooled and self._arrivals.should_wait(own):
+            return True
+        return not own.is_returning and self._dedup.should_wait(own)
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -179,6 +181,8 @@ class Boundary:
 
     def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
         scheduled = _own(request)
+        if scheduled.num_cached and self._lookup.has_as_much(scheduled.work):
+            scheduled.compute_instead()
         if keeps_inputs and (scheduled.num_cached or not self.limits.can_keep_inputs):
             raise RuntimeError(
                 f"request {scheduled.key}: its inputs can't be kept; the pool has KV of {scheduled.num_cached} tokens"
@@ -198,6 +202,7 @@ class Boundary:
             self._lookup.take_arriving(scheduled.work)
             self._arrivals.admitted(scheduled)
             layout = self._block_table.admit(scheduled)
+            self._dedup.started(scheduled)
             self.plan.pulls.append(scheduled.work)
         else:
             if not keeps_inputs:

@@ -30,7 +30,7 @@ class Candidates:
     def add(self, work: Work, is_batch: bool, batch: int, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
         block_hashes: Sequence[bytes] = ()
-        if work.num_cached:
+        if work.num_cached and not work.is_first:
             self._lookup.expect(work)
         else:
             block_hashes = self._lookup.block_hashes(work)

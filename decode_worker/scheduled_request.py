@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.timing.deadlines import Deadlines
@@ -59,6 +61,15 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         self.key, self.deadlines = self.work.request.key, self.work.deadlines
         self.num_prompt, self.num_pooled = len(self.work.request.prompt), self.work.num_cached
+
+    def compute_instead(self) -> None:
+        """Lets a candidate get none of its KV from the pool."""
+        self.work = replace(self.work, num_cached=0, blocks=[])
+        self.num_cached = self.num_pooled = 0
+
+    @property
+    def is_returning(self) -> bool:
+        return self.num_pooled > 0 and not self.work.is_first
 
     @property
     def is_embedding(self) -> bool:

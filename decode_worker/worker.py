@@ -104,12 +104,12 @@ class DecodeWorker(Worker):
                 raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
 
     def _offered(self, order: Offer) -> None:
-        begun = [work for work in order.works if work.num_cached]
+        begun = [work for work in order.works if work.num_cached and work.output]
         self.schedule.offer(begun, order.is_batch, order.source, order.batch, order.replaces)
         if order.source is not None:
             self._addresses[order.source] = order.address
         for work in order.works:
-            if not work.num_cached:
+            if not (work.num_cached and work.output):
                 then = partial(self.schedule.offer, [work], order.is_batch, None, order.batch)
                 self._prepare(work, then)
 
@@ -180,10 +180,11 @@ class DecodeWorker(Worker):
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in plan.pulls:
             key = work.request.key
-            num_here = self.prompts.arriving(work)
+            num_here, matcher = self.prompts.arriving(work)
             self._report.num_arriving += work.num_cached
             self._report.num_not_copied += num_here
-            request = self._requests[key] = adopt(self.engine, work, layout=plan.layouts.get(key, PLAIN))
+            layout = plan.layouts.get(key, PLAIN)
+            request = self._requests[key] = adopt(self.engine, work, matcher, layout=layout)
             self._compiling.begin(key, request.matcher)
             span, source = self.engine.span, self.schedule.blocks.pulling[key].source
             first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
@@ -376,12 +377,16 @@ class DecodeWorker(Worker):
             self._leave(key)
 
     def _may_go_on(self, key: RequestKey, request: Request) -> bool:
-        """Returns whether later prompts may begin with this one and full blocks of its answer."""
-        wanted, size = self.schedule.blocks.running[key].work.request, self.engine.format.block_size
-        # With a window, the pool knows no content.
-        may_be_known = not (self.computes_prompts or self.engine.span.window)
-        shares = wanted.has_next_turn and self.prompts.prefix_cache.is_enabled and may_be_known
-        return shares and request.num_computed // size > len(wanted.prompt) // size
+        """Returns whether later prompts may begin with this one, and with full blocks that the pool may lack: those of
+        its answer, and those of its prompt if it was computed here."""
+        work, size = self.schedule.blocks.running[key].work, self.engine.format.block_size
+        wanted = work.request
+        # With a window, the pool knows no content. Blocks shared from both ends, or with inputs, are no such content.
+        is_on = self.schedule.blocks.ends.is_on
+        may_be_known = not (self.schedule.limits.window or is_on or request.keeps_inputs)
+        shares = wanted.has_next_turn and not wanted.is_embedding and self.prompts.prefix_cache.is_enabled
+        num_there = work.num_found if self.computes_prompts else len(wanted.prompt)
+        return shares and may_be_known and request.num_computed // size > num_there // size
 
     def _finished(self, step: Step) -> list[AnyMessage]:
         if step.plan.goes_on:

@@ -93,6 +93,10 @@ class BlockAllocator:
         return self._tree.known
 
     @property
+    def knows_content(self) -> bool:
+        return self._tree.knows_content
+
+    @property
     def allocations(self) -> Collection[Allocation]:
         return self._allocations.values()
 
@@ -149,6 +153,24 @@ class BlockAllocator:
         if num_missing > 0:
             self._grow(allocation, num_missing)
         return Grant(allocation.blocks, dropped, allocation.num_tokens, num_found * self._block_size)
+
+    def find(
+        self, key: RequestKey, num_tokens: int, deadline_s: float, hashes: Sequence[bytes] = ()
+    ) -> Grant:
+        """Reserves only the blocks that the request has, or that are known by these hashes if it has none. Nothing is
+        dropped for it. `num_tokens`, `hashes`: see `reserve`."""
+        allocation, num_found = self._allocations.get(key), 0
+        if allocation:
+            self._enter(allocation, AllocationState.RESERVED)
+        else:
+            tail, num_found = self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
+            if not (num_found and self._free_rows):
+                return Grant([], [])
+            tail = self._tree.take(tail, num_found)
+            allocation = self._begin(key, tail, num_found, hashes)
+            self._table.point(allocation.row, num_found, tail.blocks[-1] if tail else None)
+        allocation.deadline_s = deadline_s
+        return Grant(allocation.blocks, [], allocation.num_tokens, num_found * self._block_size)
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
         """Makes this copy authoritative: its blocks have the KV of the first `num_tokens` tokens. Returns False and
@@ -318,7 +340,7 @@ class BlockAllocator:
 
     def _shrink(self, allocation: Allocation, num_kept: int, last_used: int) -> None:
         tail = self._tree.leave(allocation.tail, num_kept, allocation.is_spare, last_used)
-        self._table.shrink(allocation.row, num_kept, tail.blocks[-1] if tail else None)
+        self._table.point(allocation.row, num_kept, tail.blocks[-1] if tail else None)
         allocation.tail = tail
 
     def _remove(self, allocation: Allocation, last_used: int) -> None:

@@ -70,6 +70,11 @@ class BlockTree:
             if not run.is_listed:
                 self._keep(run)
 
+    @property
+    def knows_content(self) -> bool:
+        """Whether any block is known."""
+        return bool(self._known)
+
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def find(self, hashes: Sequence[bytes], at_most: int) -> tuple[Run | None, int]:

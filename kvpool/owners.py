@@ -137,9 +137,9 @@ class OwnerTable:
         self._parent[chain[1:]] = chain[:-1] + 1
         self._point(row, added[-1], num_blocks + len(added))
 
-    def shrink(self, row: int, num_blocks: int, last: PoolBlockId | None) -> None:
-        """Keeps the request's first `num_blocks` blocks, of which `last` is the last one. Its row is free if that is
-        none."""
+    def point(self, row: int, num_blocks: int, last: PoolBlockId | None) -> None:
+        """Lets a request have `num_blocks` blocks, of which `last` is the last one: some of those that it has, or that
+        others have. Its row is free if that is none."""
         self._point(row, 0 if last is None else last, num_blocks)
 
     def record(self, row: int, num_tokens: int, state: AllocationState, is_new: bool = False) -> None:

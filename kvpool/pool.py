@@ -119,6 +119,10 @@ class Pool:
         ]
 
     @property
+    def knows_content(self) -> bool:
+        return self._allocator.knows_content
+
+    @property
     def num_blocks(self) -> int:
         return self._allocator.num_blocks
 
@@ -172,8 +176,11 @@ class Pool:
 
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
         deadline_s = now + self._config.lapse_s
-        grant = self._allocator.reserve(
-            reserve.key, reserve.num_tokens, deadline_s, reserve.hashes, reserve.is_optional
+        wanted = reserve.key, reserve.num_tokens, deadline_s, reserve.hashes
+        grant = (
+            self._allocator.find(*wanted)
+            if reserve.finds_only
+            else self._allocator.reserve(*wanted, reserve.is_optional)
         )
         self._next_turns.reserved(reserve, grant and grant.num_found, now)
         if grant is None:

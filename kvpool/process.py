@@ -120,4 +120,5 @@ def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch
         segment=segment.name,
         inventory=pool.inventory(),
         started_s=start_of(epoch),
+        knows_content=pool.knows_content,
     )

@@ -40,14 +40,15 @@ class PrefillDispatch:
             return
         for request in islice(self._router.policy.start(self._router.island), MAX_STARTS):
             state = self._router.requests[request.key]
-            if state.is_embedding or (self._router.cluster.is_colocated and not state.blocks):
-                # It reserves room in the pool only when it is evicted. An embedding never needs any.
+            # A prompt that runs where it is computed needs room in the pool only when it is evicted.
+            finds_only = self._router.cluster.is_colocated
+            if state.is_embedding or (finds_only and not (state.blocks or self._pool.may_find(state))):
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
-            if self._pool.brings_prefix(state) and not _ends_at_once(state):
+            if not finds_only and self._pool.brings_prefix(state) and not _ends_at_once(state):
                 self._router.prefill_queue.prefixes.add(state)
-            self._pool.reserve(state, _num_tokens_to_reserve(state))
+            self._pool.reserve(state, _num_tokens_to_reserve(state), finds_only)
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
@@ -61,10 +62,12 @@ class PrefillDispatch:
             self._requeuer.requeue(state)
 
     def _is_enough(self, state: RequestState) -> bool:
-        """Returns whether the reserved room holds all of the request's tokens. It does not if the request was pooled,
-        and the pool has dropped its KV meanwhile."""
+        """Returns whether the reserved room holds all of the request's tokens that need it. It does not if the request
+        was pooled, and the pool has dropped its KV meanwhile."""
         pool = self._router.cluster.pool
-        return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
+        if pool is None or self._router.cluster.is_colocated:
+            return pool is not None
+        return len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
 
     def _refused(self, state: RequestState) -> None:
         """Handles a refused reservation. Real time takes the room that is pinned. So does a request with some KV in the

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import AnyMessage, Commit, ForgetAll, Release, Reserve, Reserved
 from alignedserve.router.requests import Phase, RequestState
@@ -11,10 +12,18 @@ from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
 
+# The most first blocks of prompts that are remembered.
+MOST_SAVED = 65_536
+
 
 @dataclass(eq=False, slots=True)
 class PoolClient:
     _router: RouterState
+    # The hashes of first blocks for which room was reserved, so that the pool may know what follows them. The least
+    # recently used first.
+    _saved: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    # Whether the pool may know other content, which was there before this router.
+    may_know_more: bool = False
     # Whether blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
     # The number of the last Reserve.
@@ -24,28 +33,53 @@ class PoolClient:
         if pool := self._router.cluster.pool:
             self._router.outbox.send(pool.instance_id, message)
 
-    def reserve(self, state: RequestState, num_tokens: int) -> None:
+    def reserve(self, state: RequestState, num_tokens: int, finds_only: bool = False) -> None:
         self._number += 1
         state.reserve_number = self._number
         request, hashes = state.request, self._hashes_of(state)
         follows = "tool" if request.brings_results else "user" if request.awaits else ""
         owner = request.owner if follows else ""
+        self._note_saved(hashes)
         self.send(
             Reserve(
-                state.key, num_tokens, request.request_id, self._number, hashes, owner=owner, follows=follows
+                state.key,
+                num_tokens,
+                request.request_id,
+                self._number,
+                hashes,
+                owner=owner,
+                follows=follows,
+                finds_only=finds_only,
             )
         )
 
+    def may_find(self, state: RequestState) -> bool:
+        """Returns whether the pool may have KV for the prompt. If nothing was saved that begins like it, the question
+        is not worth the time of an answer."""
+        if self._router.policy.config.share_blocks:
+            # An instance loads whole blocks, and real time begins in parts of them.
+            return False
+        return any(self.may_know_more or each in self._saved for each in self._hashes_of(state)[:1])
+
+    def _note_saved(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes[:1]:
+            self._saved[block_hash] = None
+            self._saved.move_to_end(block_hash)
+            if len(self._saved) > MOST_SAVED:
+                self._saved.popitem(last=False)
+
     def reserve_answer(self, state: RequestState) -> bool:
         """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
-        Returns False and asks for nothing if no later prompt could use the answer."""
+        Returns False and asks for nothing if no later prompt could use the answer. Where the prompt was computed by
+        the same instance, it is saved only now, so it may be used as well."""
         pool = self._router.cluster.pool
         if pool is None or not self._shares(state):
             return False
         block_size = pool.hello.limits.block_size
         prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)
-        if not answer:
+        if not (answer or (prompt and self._router.cluster.is_colocated)):
             return False
+        self._note_saved([*prompt, *answer])
         # The pool may have a spare of it that the router does not count.
         state.lose_blocks()
         self.release([state.key])

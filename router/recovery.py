@@ -95,7 +95,7 @@ class PoolRecovery:
 
     def connected(self, hello: Hello) -> None:
         if hello.segment != self.segment:
-            self.segment = hello.segment
+            self.segment, self._pool.may_know_more = hello.segment, hello.knows_content
             for process in self._router.cluster.instances:
                 self._router.outbox.send(process.instance_id, UsePool(self.segment))
         stored, span = {each.key: each for each in hello.inventory}, hello.limits.span

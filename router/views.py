@@ -318,8 +318,10 @@ class DecodeView(Process):
         """Counts the blocks that the request will need there, including one more column."""
         if is_batch and not self.batch:
             self.batch_since_s = now
-        span = self.hello.limits.span
-        num_blocks = self._num_loaded(request) or span.num_held(request.num_cached, request.num_tokens)
+        span, num_blocks = self.hello.limits.span, self._num_loaded(request)
+        if request.num_cached < request.num_tokens - 1:
+            # The pool may have only the first blocks.
+            num_blocks = max(num_blocks, span.num_held(request.num_cached, request.num_tokens))
         hashes = self._shared_hashes(request)[: num_blocks // span.num_groups]
         self.prefixes.put(request, hashes, is_running=False)
         num_own = num_blocks + span.num_groups * (1 - len(hashes))

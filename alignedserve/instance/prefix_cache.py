@@ -95,7 +95,16 @@ class PrefixCache:
             num_passed = self._engine.span.num_passed(work.num_cached)
             prefix.num_here = self._engine.share(id_of(work.request.key), usable, num_passed)
             prefix.num_published = prefix.num_here // self._block_size
+        if work.is_first:
+            self._num_asked += len(work.request.prompt)
+            self._num_found += prefix.num_here
         return prefix.num_here
+
+    def has_as_much(self, work: Work) -> bool:
+        """Returns whether nothing that the pool has of a first request has to come from there, because it is here."""
+        prefix = self._waiting.get(work.request.key)
+        usable = self._usable(work, prefix) if prefix and work.is_first else ()
+        return len(usable) > 0 and self._engine.num_known(usable) >= work.num_cached
 
     def missing(self, work: Work) -> Sequence[bytes]:
         prefix = self._waiting.get(work.request.key)

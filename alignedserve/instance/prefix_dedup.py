@@ -39,6 +39,9 @@ class SharedBlocks(PrefixLookup, Protocol):
         """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
         their KV need not be copied."""
 
+    def has_as_much(self, work: Work) -> bool:
+        """Returns whether all KV that a first request would get from the pool is on the instance now."""
+
     def missing(self, work: Work) -> Sequence[bytes]:
         """Returns the hashes of the full blocks with KV that such a request has to get."""
 
@@ -74,6 +77,9 @@ class NoPrefixCache:
 
     def take_arriving(self, work: Work) -> int:
         return 0
+
+    def has_as_much(self, work: Work) -> bool:
+        return False
 
     def missing(self, work: Work) -> Sequence[bytes]:
         return ()

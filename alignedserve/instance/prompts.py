@@ -133,12 +133,16 @@ class Prompts:
             prefix.leave_alone()
         self.prefix_cache.forget_all(era)
 
-    def arriving(self, work: Work) -> int:
-        """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy."""
-        if not self.prefix_cache.is_enabled:
-            return 0
-        prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
-        return prefix.num_here
+    def arriving(self, work: Work) -> tuple[int, Matcher | None]:
+        """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy, and its
+        grammar if it was prepared."""
+        key, num_here = work.request.key, 0
+        if self.prefix_cache.is_enabled:
+            prefix = self._prefixes[key] = self.prefix_cache.start(work)
+            num_here = prefix.num_here
+        if work.is_first:
+            self._computing.add(key)
+        return num_here, self._matchers.pop(key, None)
 
     def ended(self, request: Request) -> None:
         """Shares the KV of a request that has completed, or is about to leave."""

@@ -63,6 +63,8 @@ class Hello(Message):
     started_s: float = 0.0
     # The version of AlignedServe that it runs. Another process may run another one: see versions.py.
     version: str = __version__
+    # Whether a pool knew the content of any block when it attached to its segment.
+    knows_content: bool = False
 
 
 class InstanceLimits(Message):
@@ -342,6 +344,9 @@ class Reserve(Message):
     owner: str = ""
     # For a prompt that may be a next turn: what it has behind the answer before it, "tool" or "user". Empty: unknown.
     follows: str = ""
+    # Whether it only takes the blocks that are known by its hashes, or that it has already, and no free ones. It is
+    # never refused: if nothing is found, the answer has no blocks, and the request has none.
+    finds_only: bool = False
 
 
 class Reserved(Message):
@@ -454,6 +459,11 @@ class Work(Message):
     is_alone: bool = False
     # The router's era when the request had no KV yet. Each ForgetAll begins a new one.
     era: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no instance has computed anything of it yet, as far as is known."""
+        return not self.output and self.num_cached <= self.num_found
 
 
 class Prefill(Message):

@@ -61,6 +61,10 @@ class DecodeRequest(Protocol):
         """The number of tokens with KV in the pool as well."""
 
     @property
+    def is_returning(self) -> bool:
+        """Whether it has KV in the pool because it had to leave, and not because other prompts begin like it."""
+
+    @property
     def num_blocks(self) -> int: ...
 
     @property

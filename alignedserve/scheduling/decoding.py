@@ -258,7 +258,7 @@ def begin_in_order(
     waits for another one does not hold up the rest. `num_tokens` bounds the tokens of all prompts that begin in this
     iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
-    for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
+    for request in sorted(candidates, key=lambda request: not (request.is_returning or request.num_output)):
         if should_wait(at, request):
             continue
         if num_left <= 0 or not has_room(at, request, config):

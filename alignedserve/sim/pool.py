@@ -71,5 +71,8 @@ class SimPool(SimProcess):
 
     def hello(self) -> Hello:
         return msgspec.structs.replace(
-            self.make_hello(self._limits), segment=self.segment.name, inventory=self.core.inventory()
+            self.make_hello(self._limits),
+            segment=self.segment.name,
+            inventory=self.core.inventory(),
+            knows_content=self.core.knows_content,
         )

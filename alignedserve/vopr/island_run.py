@@ -99,5 +99,9 @@ class IslandRun:
         return patience_s(self._plan, [(each.prompt_len, each.output_len) for each in arrivals])
 
     def _settle(self) -> None:
-        """Waits for messages, copies and orphans. Clocks may run at half speed."""
+        """Waits for messages, copies and orphans. Clocks may run at half speed. A slow link may still save answers that
+        their clients have long had."""
+        limit_s = self._clock.now + self._patience_s()
+        while any(len(each.worker.copies) for each in self.island.instances) and self._clock.now < limit_s:
+            self._clock.run_until(self._clock.now + LOOK_S)
         self._clock.run_until(self._clock.now + 3 * self._plan.orphan_s + 10.0)

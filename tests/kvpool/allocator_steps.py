@@ -52,6 +52,10 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
             is_optional = num_tokens % 5 == 0
             grant = allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional)
             assert not (is_optional and grant and grant.dropped)
+        case "lapse" if num_tokens % 2:
+            num_free = allocator.num_free_blocks
+            assert not allocator.find(key, num_tokens, now + PATIENCE_S, random_prompt(key)).dropped
+            assert allocator.num_free_blocks == num_free
         case "commit":
             allocator.commit(key, num_tokens)
         case "spare":

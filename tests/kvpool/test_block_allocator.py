@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignedserve.kvpool.block_allocator import BlockAllocator
+from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.kvpool.allocator_steps import hashes_of, records
@@ -203,6 +203,48 @@ def test_a_request_that_is_found_in_part_has_that_kv_from_the_start() -> None:
     # An instance may still be computing it. The blocks that were found stay.
     assert allocator.lapse(SOON) == [B] and B not in records(allocator)
     assert allocator.reserve(C, 13, SOON, hashes_of("aab", 3)).blocks[:3] == grant.blocks[:3]  # type: ignore[union-attr]
+
+
+def test_who_only_finds_gets_what_is_known_and_no_free_block() -> None:
+    allocator = allocator_of(8)
+    first, _ = shared(allocator, A, "abc", 12)
+    num_free = allocator.num_free_blocks
+    grant = allocator.find(B, 20, SOON, hashes_of("abx", 5))
+    assert grant == Grant(first[:2], [], 8, 8)
+    assert allocator.num_free_blocks == num_free
+    # It holds them, though all others are gone, and then as a spare.
+    allocator.release(A)
+    allocator.forget_all()
+    assert allocator.reserve(C, 28, SOON) is None and allocator.reserve(C, 24, SOON)
+    allocator.check()
+    allocator.make_spare(B)
+    assert records(allocator)[B].blocks == (*first[:2],)
+    allocator.release(C)
+    # With room for more it goes on from there.
+    grown = allocator.reserve(B, 20, SOON)
+    assert grown and grown.blocks[:2] == first[:2] and (len(grown.blocks), grown.num_tokens) == (5, 8)
+    allocator.check()
+
+
+def test_who_only_finds_and_finds_nothing_is_not_there() -> None:
+    allocator = allocator_of(4)
+    shared(allocator, A, "ab", 8)
+    # Never the last token's block.
+    for num_tokens, name in ((20, "xy"), (4, "ab")):
+        assert allocator.find(B, num_tokens, SOON, hashes_of(name, 2)) == Grant([], [])
+    assert B not in allocator
+    allocator.check()
+
+
+def test_who_only_finds_takes_no_other_s_row_and_holds_again_what_it_has() -> None:
+    allocator = allocator_of(2)
+    blocks, _ = shared(allocator, A, "a", 4)
+    assert allocator.find(B, 8, SOON, hashes_of("a", 1)).blocks == blocks
+    allocator.make_spare(B)
+    assert allocator.find(C, 8, SOON, hashes_of("a", 1)) == Grant([], [])
+    assert allocator.find(B, 8, SOON) == Grant(blocks, [], 4, 0)
+    assert records(allocator)[B].state is AllocationState.RESERVED
+    allocator.check()
 
 
 def test_runs_of_kept_blocks_list_no_block_that_was_taken_again() -> None:

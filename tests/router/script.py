@@ -44,6 +44,7 @@ def hello(
     num_blocks: int = 100,
     num_staging_blocks: int = 50,
     enable_prefix_caching: bool = False,
+    knows_content: bool = False,
     **others: Any,
 ) -> Hello:
     """`others`: of the limits."""
@@ -68,6 +69,7 @@ def hello(
         limits,
         segment if is_pool else "",
         inventory or [],
+        knows_content=knows_content,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Request
+from alignedserve.protocol.messages import DecodeReport, Request
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request, sample
 from alignedserve.types import RequestKey
@@ -33,6 +34,10 @@ def chat(number: int, num_turns: int = 4, tier: str = "rt", has_next_turn: bool 
 
 def island_of(policy: str = "aligned", **options: Any) -> SimIsland:
     return small_island(policy, enable_prefix_caching=True, num_prefill=2, num_decode=2, **options)
+
+
+def colocated_of(policy: str = "aligned", num: int = 2, **options: Any) -> SimIsland:
+    return small_island(policy, enable_prefix_caching=True, num_colocated=num, **options)
 
 
 def num_computed(island: SimIsland) -> dict[int, int]:
@@ -72,6 +77,81 @@ def test_also_after_the_instances_that_had_it_are_gone() -> None:
             island.world.clock.at(TURN_S * turn + 16.0, process.start)
     play(island, in_order(chats))
     check_only_new_tokens(island, chats)
+
+
+@every_policy
+def test_also_at_colocated_instances_that_lose_what_they_have(policy: str) -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = colocated_of(policy)
+    lose_between_turns(island)
+    play(island, in_order(chats))
+    check_only_new_tokens(island, chats)
+
+
+def test_also_after_a_new_router(policy: str = "aligned") -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = colocated_of(policy)
+    lose_between_turns(island)
+    for turn in range(4):
+        island.world.clock.at(TURN_S * turn + 17.0, island.router.kill)
+        island.world.clock.at(TURN_S * turn + 17.5, island.router.start)
+    play(island, in_order(chats))
+    check_only_new_tokens(island, chats)
+
+
+def test_a_colocated_instance_loads_nothing_that_it_has_itself() -> None:
+    chats = [chat(number) for number in range(1, 4)]
+    island = play(colocated_of(num=1), in_order(chats))
+    check_only_new_tokens(island, chats)
+    core = island.router.core
+    assert core and not core.state.counters.of(island.colocated[0].instance_id).num_arriving_tokens
+
+
+@every_policy
+@pytest.mark.parametrize("tier", ["rt", "be"])
+def test_what_the_pool_lacks_of_a_common_prefix_is_computed_once(policy: str, tier: str) -> None:
+    (first,) = chat(1, num_turns=1)
+    dice = Random(2)
+    # The pool has 64 tokens of it, and 192 more are new to all.
+    said = [sample(first.seed, index) for index in range(NUM_OUTPUT)]
+    common = [*first.prompt, *said][:64] + [dice.randrange(VOCABULARY) for _ in range(192)]
+    others = [
+        make_request(10 + number, 260, 8, 20.0, prompt=[*common, *[number] * 4], tier=tier)
+        for number in range(6)
+    ]
+    island = colocated_of(policy, num=1)
+    lose_between_turns(island)
+    play(island, [first, *others])
+    num_own = 4 + 8 - 1
+    computed = num_computed(island)
+    assert sum(computed[each.key] for each in others) == 192 + len(others) * num_own
+
+
+def test_a_colocated_instance_saves_a_prompt_once() -> None:
+    """Though no answer fills a block."""
+    prompt = make_request(1, 100, 1, 0.0).prompt
+    asked = [
+        replace(make_request(1 + turn, 100, 3, 1.0 + TURN_S * turn, prompt=prompt), has_next_turn=True)
+        for turn in range(4)
+    ]
+    island, held = colocated_of(), list[RequestKey]()
+
+    def hear(now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            held.extend(event.message.ended)
+
+    island.router.observers.append(hear)
+    lose_between_turns(island)
+    play(island, asked)
+    assert [num_computed(island)[each.key] for each in asked] == [102, 6, 6, 6]
+    assert held == [asked[0].key]
+
+
+def lose_between_turns(island: SimIsland) -> None:
+    for turn in range(4):
+        for process in island.colocated:
+            island.world.clock.at(TURN_S * turn + 15.0, process.kill)
+            island.world.clock.at(TURN_S * turn + 16.0, process.start)
 
 
 def test_an_answer_without_a_next_turn_is_not_kept() -> None:

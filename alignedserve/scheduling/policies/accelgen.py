@@ -154,7 +154,7 @@ class AccelgenColocated(AccelgenDecode):
 
     def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: ChunkedPrompts) -> None:
         """Begins urgent requests in order, and then those that fit best (algorithm 2)."""
-        while waiting := [each for each in waiting if each.num_pooled or prompts.num_left > 0]:
+        while waiting := [each for each in waiting if each.is_returning or prompts.num_left > 0]:
             first, now = waiting[0], at.now
             if self._time.is_urgent(first, now):
                 fitting = [first] if decoding.has_room(at, first, self.config) else []
@@ -193,7 +193,7 @@ class ChunkedPrompts:
     def may_begin(self, request: DecodeRequest) -> bool:
         """Returns whether the request may begin. It may not if it is a second long prompt beside one that has begun."""
         num_at_once = min(self.num_left, self._at.limits.max_prefill_chunk or self.num_left)
-        return bool(request.num_pooled) or not self._is_long_begun or request.num_pending <= num_at_once
+        return request.is_returning or not self._is_long_begun or request.num_pending <= num_at_once
 
     def distance(self, request: DecodeRequest) -> float:
         """Returns how far the request is from using up both tokens and blocks."""

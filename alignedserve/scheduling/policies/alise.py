@@ -98,7 +98,7 @@ class RemainingTimePredictor:
 
     def remaining_s(self, request: DecodeRequest) -> float:
         prompt_s = 0.0
-        if self._estimate and request.num_pending > 1 and not request.num_pooled:
+        if self._estimate and request.num_pending > 1 and not request.is_returning:
             prompt_s = self._estimate.iteration([(request.num_cached, request.num_pending)], [])
         return prompt_s + request.num_left * float(request.mark.token_s)
 

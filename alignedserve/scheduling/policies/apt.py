@@ -68,8 +68,8 @@ class AptDecode(DecodePart):
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
         ready, begun = at.ready_and_pending()
-        self._admit(at, [each for each in waiting if each.num_pooled])
-        prompts = [each for each in waiting if not each.num_pooled]
+        self._admit(at, [each for each in waiting if each.is_returning])
+        prompts = [each for each in waiting if not each.is_returning]
         if self._pending_s([*begun, *prompts], at.now) > self._pending_s(ready, at.now):
             for request in begun:
                 decoding.compute(at, request, at.num_tokens_left)
@@ -80,7 +80,7 @@ class AptDecode(DecodePart):
             # No request has waited, because all have just come.
             for request in begun:
                 decoding.compute(at, request, at.num_tokens_left)
-            self._admit(at, prompts)
+            self._admit(at, [each for each in prompts if not each.num_columns])
 
     def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Lets requests leave, and returns the waiting ones."""
@@ -187,21 +187,21 @@ class AptDecode(DecodePart):
     def _admit(
         self, at: DecodeBoundary, candidates: Iterable[DecodeRequest], num_tokens: int | None = None
     ) -> bool:
-        """Returns whether any request began. `num_tokens` bounds the prompt tokens that they compute."""
+        """Returns whether any prompt began to compute. `num_tokens` bounds the prompt tokens that they compute."""
         has_begun, num_left = False, at.num_tokens_left if num_tokens is None else num_tokens
         if num_left <= 0:
-            candidates = [each for each in candidates if each.num_pooled]
+            candidates = [each for each in candidates if each.is_returning]
         num_free = decoding.num_free(at, self.config)
         pieces = (piece for request in candidates for piece in self._pieces(request, at))
         for choice in choose(pieces, num_free, at.num_free_slots):
             request = choice.request
-            if not request.num_pooled and num_left <= 0:
+            if not request.is_returning and num_left <= 0:
                 break
             if decoding.should_wait(at, request):
                 continue
             at.admit(request, choice.keeps_inputs)
-            has_begun = True
             if not request.num_pooled:
+                has_begun = True
                 num_left -= decoding.compute(at, request, num_left)
         return has_begun
 
@@ -221,7 +221,7 @@ class AptSDecode(AptDecode):
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
         ready, begun = at.ready_and_pending()
-        self._admit(at, [each for each in waiting if each.num_pooled])
+        self._admit(at, [each for each in waiting if each.is_returning])
         decodes = self._in_order(self._worth_running(ready, at.now), at)
         with_inputs = [each for each in decodes if each.keeps_inputs]
         at.run_many([each for each in decodes if not each.keeps_inputs])
@@ -231,7 +231,7 @@ class AptSDecode(AptDecode):
         for request in self._in_order(begun, at):
             num_left -= decoding.compute(at, request, num_left)
         at.run_many(with_inputs)
-        self._admit(at, [each for each in waiting if not each.num_pooled], num_left)
+        self._admit(at, [each for each in waiting if not each.is_returning], num_left)
 
     def _restoring_s(self, requests: Iterable[DecodeRequest]) -> float:
         """Returns the seconds to restore the KV of the requests with kept inputs."""

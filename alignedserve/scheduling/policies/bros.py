@@ -185,7 +185,7 @@ class BrosDecode(DecodePart):
         be.sort(
             key=lambda each: (
                 not each.num_columns,
-                at.num_away(each) if each.num_columns else each.num_pooled,
+                at.num_away(each) if each.num_columns else each.is_returning and each.num_pooled,
             )
         )
         gone = self.preempt(at, *self._victims(at, rt))

@@ -1,0 +1,222 @@
+"""A prompt for a colocated instance, of which the pool may have a part: what the pool is asked, and what the instance
+is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import (
+    Abort,
+    AnyMessage,
+    Evict,
+    Failed,
+    MakeSpare,
+    NewTokens,
+    Offer,
+    Release,
+    Reserve,
+    Reserved,
+    Work,
+)
+from alignedserve.router.requests import Phase
+from alignedserve.scheduling.prefixes import block_hashes_of
+from tests.router.script import BLOCK_SIZE, GATEWAY, ONE, POOL, Script, decode_report, pool_blocks, request
+
+COLOCATED = "colocated-0"
+NUM_PROMPT = 14
+HASHES = block_hashes_of(range(NUM_PROMPT), BLOCK_SIZE)
+TWO = request(2).key
+
+
+def script_of(**options: Any) -> Script:
+    script = Script(
+        connect=False, **{name: options.pop(name) for name in {*options} & {"policy", "share_blocks"}}
+    )
+    for name in (POOL, COLOCATED, GATEWAY):
+        script.connect(name, **{"enable_prefix_caching": True} | options)
+    script.take()
+    return script
+
+
+def submit(script: Script, key: int = 1, **changes: Any) -> None:
+    script.submit(key, **{"num_prompt": NUM_PROMPT} | changes)
+
+
+def offered(script: Script) -> Work:
+    (work,) = script.take_one(Offer, COLOCATED).works
+    return work
+
+
+def say(script: Script, **report: Any) -> None:
+    script.say(COLOCATED, decode_report(**report))
+
+
+def end(script: Script, key: int = 1, is_held: bool = True) -> None:
+    """Runs the request up to the end of its only token."""
+    state = script.state(key)
+    say(script, admitted=[state.key])
+    news = [NewTokens(state.key, len(state.output), [50], finish_reason="stop")]
+    say(script, news=news, ended=[state.key] if is_held else [])
+
+
+def save(script: Script) -> None:
+    """Request 1 computes its prompt, and the pool gets it."""
+    submit(script)
+    assert offered(script).num_cached == 0
+    script.state().request = replace(script.state().request, has_next_turn=True)
+    end(script)
+    asked = script.take_one(Reserve, POOL)
+    assert (asked.hashes, asked.is_optional, asked.num_tokens) == (HASHES, True, 12)
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12)))
+    assert script.take_one(Evict, COLOCATED) == Evict(ONE, pool_blocks(10, 11, 12), 0)
+    say(script, evicted=[(ONE, 12)])
+    script.take()
+    assert script.router.is_idle
+
+
+def found(script: Script, *blocks: int, key: int = 2) -> None:
+    """The pool answers with these blocks."""
+    num_tokens = BLOCK_SIZE * len(blocks)
+    answer = Reserved(request(key).key, pool_blocks(*blocks), num_tokens=num_tokens, num_found=num_tokens)
+    script.say(POOL, answer)
+
+
+def test_a_prompt_is_saved_when_its_answer_ends_and_the_next_one_finds_it() -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    asked = script.take_one(Reserve, POOL)
+    assert asked.finds_only and asked.hashes == HASHES and script.state(2).phase is Phase.RESERVING
+    found(script, 10, 11, 12)
+    work = offered(script)
+    assert (work.num_cached, work.num_found, work.blocks) == (12, 12, pool_blocks(10, 11, 12))
+    assert work.is_first and script.state(2).phase is Phase.OFFERED
+    say(script, admitted=[TWO])
+    # The instance has loaded it, so the pool may drop it.
+    assert script.take_one(MakeSpare, POOL).keys == [TWO]
+    end(script, 2, is_held=False)
+    assert [message for name, message in script.take() if name == POOL] == [Release([TWO])]
+    script.router.check_idle()
+    stats = script.router.state.counters.of(request_pool())
+    assert (stats.num_asked_tokens, stats.num_found_tokens) == (NUM_PROMPT, 12)
+
+
+def request_pool() -> Any:
+    return POOL
+
+
+def test_a_prompt_that_begins_as_none_did_asks_nothing() -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2, num_prompt=3)
+    assert not [message for name, message in script.take() if name == POOL]
+    assert script.state(2).phase is Phase.OFFERED
+
+
+@pytest.mark.parametrize(
+    "options", [{"enable_prefix_caching": False}, {"policy": "bros", "share_blocks": True}], ids=str
+)
+def test_nor_does_one_that_shares_nothing(options: dict[str, Any]) -> None:
+    script = script_of(**options)
+    for name in (1, 2):
+        submit(script, name)
+        assert not [message for name, message in script.take() if name == POOL]
+
+
+def test_what_is_not_found_is_computed() -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    script.take()
+    found(script)
+    work = offered(script)
+    assert (work.num_cached, work.blocks) == (0, [])
+    say(script, admitted=[TWO])
+    assert not [message for name, message in script.take() if name == POOL]
+
+
+def test_a_request_with_a_little_in_the_pool_is_promised_all_blocks_of_its_prompt() -> None:
+    script = script_of()
+    save(script)
+    before = script.router.state.cluster.decodes[0].num_available_blocks
+    submit(script, 2, num_prompt=41)
+    script.take()
+    found(script, 10)
+    view = script.router.state.cluster.decodes[0]
+    # Eleven columns of prompt, and one more.
+    assert before - view.num_available_blocks == 12
+
+
+def test_a_new_router_asks_a_pool_that_knows_anything() -> None:
+    for knows in (False, True):
+        script = Script(connect=False)
+        script.connect(COLOCATED, enable_prefix_caching=True)
+        script.connect(GATEWAY)
+        script.connect(POOL, enable_prefix_caching=True, knows_content=knows)
+        script.take()
+        submit(script)
+        assert (script.state().phase is Phase.RESERVING) is knows
+
+
+def test_a_client_that_leaves_while_the_pool_is_asked_leaves_nothing() -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    script.take()
+    script.say(GATEWAY, Abort(TWO))
+    assert [message for name, message in script.take() if name == POOL] == [Release([TWO])]
+    found(script, 10)
+    assert not script.take() and script.router.is_idle
+
+
+@pytest.mark.parametrize("wrong_block", [None, 11])
+def test_kv_that_did_not_arrive_is_asked_for_again_and_wrong_kv_is_computed(wrong_block: int | None) -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    found(script, 10, 11)
+    script.take()
+    script.say(COLOCATED, Failed(TWO, "pull", "not today", wrong_block))
+    script.tick(0.1)
+    sent: list[AnyMessage] = [message for name, message in script.take() if name == POOL]
+    if wrong_block is not None:
+        assert Release([TWO]) in sent and script.state(2).phase is Phase.OFFERED
+        assert script.state(2).is_alone and not script.state(2).num_cached
+        return
+    assert isinstance(sent[-1], Reserve) and sent[-1].finds_only
+    # By then the pool may have dropped it.
+    script.say(POOL, Reserved(TWO, [], number=sent[-1].number, dropped=[TWO]))
+    assert offered(script).num_cached == 0
+
+
+def test_the_pool_is_lost_while_it_is_asked() -> None:
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    script.close(POOL)
+    assert script.state(2).phase is Phase.QUEUED
+    script.take()
+    script.connect(POOL, epoch=2, segment="new", enable_prefix_caching=True)
+    asked = script.take_one(Reserve, POOL)
+    assert asked.finds_only
+    script.say(POOL, Reserved(TWO, []))
+    assert offered(script).num_cached == 0
+
+
+def test_an_evicted_prompt_gets_only_what_it_has_and_goes_on() -> None:
+    script = script_of()
+    submit(script)
+    say(script, admitted=[ONE])
+    say(script, wants_evicted=[ONE])
+    script.take()
+    script.reserve()
+    say(script, evicted=[(ONE, 8)])
+    asked = script.take_one(Reserve, POOL)
+    assert asked.finds_only and not asked.hashes
+    blocks = script.state().blocks[:2]
+    script.say(POOL, Reserved(ONE, blocks, num_tokens=8))
+    work = offered(script)
+    assert (work.num_cached, work.blocks) == (8, blocks) and not work.is_first
