@@ -37,27 +37,35 @@ class ControlPlace:
     listener: socket.socket
 
 
+@dataclass(frozen=True)
+class SystemPlan:
+    # those of the first nodes
+    islands: Sequence[IslandPlan]
+    # makes those of later nodes
+    island_of: Callable[[Node], IslandPlan]
+    gateways: Sequence[ProcessSpec]
+    store: StoreLocation
+    # their file is watched
+    keys: KeyConfig
+    # seconds that requests which run at the end get to finish
+    shutdown_timeout_s: float
+
+
 class SystemSupervisor:
     def __init__(
         self,
+        plan: SystemPlan,
         nodes: Nodes,
-        islands: Sequence[IslandPlan],
-        plan: Callable[[Node], IslandPlan],
-        gateways: Sequence[ProcessSpec],
-        store: StoreLocation,
+        control: ControlPlace,
         say: Callable[[str], None],
         ready: Callable[[], None],
-        control: ControlPlace,
-        keys: KeyConfig,
-        shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`islands` are the plans of the first nodes, and `plan` makes those of later nodes. `ready` is called when
-        everything is up for the first time and every gateway accepts clients. `control` is where others may ask for a
-        restart. The file of `keys` is watched. Requests that run at the end get `shutdown_timeout_s` seconds to
-        finish."""
+        """`control` is where others may ask for a restart. `ready` is called when everything is up for the first time
+        and every gateway accepts clients."""
         self._say = say
         self._ready = ready
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._shutdown_timeout_s = plan.shutdown_timeout_s
+        gateways = plan.gateways
         here = ray.get_runtime_context().get_node_id()
         self._gateways = {
             spec.instance_id: ProcessSupervisor(
@@ -69,17 +77,19 @@ class SystemSupervisor:
         owners = gateways[0].config.key_owners
         if owners:
             self._links.set_keys(owners)
-        self._key_file = KeyFile(keys, owners, say, self._links.set_keys)
+        self._key_file = KeyFile(plan.keys, owners, say, self._links.set_keys)
         self._control = Control(control.path, control.listener, self._restart)
         self._restarting = asyncio.Lock()
         # gateways that were replaced, by the tasks that wait for their ends
         self._retiring: dict[asyncio.Task[None], RayActor] = {}
-        self._store = StoreSupervisor(store, say)
+        self._store = StoreSupervisor(plan.store, say)
 
-        def make(plan: IslandPlan) -> IslandSupervisor:
-            return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say, self._links)
+        def make(island: IslandPlan) -> IslandSupervisor:
+            return IslandSupervisor(island, _naming(island, is_only=not nodes.may_change), say, self._links)
 
-        self._islands = NodeIslands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
+        self._islands = NodeIslands(
+            nodes, plan.islands, plan.island_of, make, self._links.tell, say, self._links.attained
+        )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
