@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
@@ -23,7 +22,7 @@ from alignedserve.engine.choices import (
     vocabulary_of,
 )
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.engine import Engine
+from alignedserve.engine.engine import Engine, ModelTraits
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
 from alignedserve.engine.limits import EngineLimits
@@ -238,15 +237,16 @@ def _assemble(
         limits=limits,
         blocks=blocks,
         cache=cache,
-        table=BatchTable(max_seqs, max_columns, form.block_size, groups.num_groups, groups.num_full),
-        vocabulary=vocabulary_of(model.config),
-        max_model_len=max_model_len,
+        model=_traits(config, loaded),
         grammars=grammars,
         has_reversed=has_reversed,
-        adapters={module.name: number for number, module in enumerate(config.adapters, 1)},
-        window=loaded.source.config.window,
-        groups=groups,
     )
+
+
+def _traits(config: EngineConfig, loaded: LoadedModel) -> ModelTraits:
+    vocabulary, window = vocabulary_of(loaded.model.config), loaded.source.config.window
+    adapters = {module.name: number for number, module in enumerate(config.adapters, 1)}
+    return ModelTraits(vocabulary, loaded.max_model_len, window, loaded.groups, adapters)
 
 
 def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:
