@@ -140,22 +140,24 @@ def _build(
     source = resolve_model(config.model, config.load_format, config.revision)
     _check(config, source, _device(config.device))
     grammars = _grammars(config, source)
-    if config.tensor_parallel_size == 1:
-        loaded = load_model(config, has_reversed)
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, None)
+
+    def assemble(loaded: LoadedModel, leader: RankLeader | None = None) -> BuiltEngine:
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
         return BuiltEngine(engine, source.config, source)
+
+    if config.tensor_parallel_size == 1:
+        return assemble(load_model(config, has_reversed))
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
     leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
     try:
         loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
+        return assemble(loaded, leader)
     except BaseException:
         # Stops the other ranks now: a caller that keeps the error would keep them alive.
         leader.close()
         raise
-    return BuiltEngine(engine, source.config, source)
 
 
 def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:

@@ -39,11 +39,7 @@ from alignedserve.ops.torch_attention import attend_sequence
 
 class CudaAttention:
     def __init__(
-        self,
-        cache: torch.Tensor,
-        step: StepInputs,
-        decode_kernel: str,
-        groups: LayerGroups | None = None,
+        self, cache: torch.Tensor, step: StepInputs, decode_kernel: str, groups: LayerGroups | None = None
     ) -> None:
         self._cache = cache
         self._groups = groups or one_group(cache.shape[1])

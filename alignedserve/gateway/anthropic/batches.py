@@ -64,16 +64,18 @@ class _Batches:
             job = await add_job(self.store, _new_job(job_id, file, asked), idempotency_key)
         except BaseException:
             # The file is not deleted if the batch was created after all.
-            with suppress(StoreAway):
-                await self.contents.delete(file.id)
+            await self._drop(file)
             raise
         if job.input_file_id != file.id:
             # A concurrent call was first.
-            with suppress(StoreAway):
-                await self.contents.delete(file.id)
+            await self._drop(file)
             _check_repeats(job, asked, str(idempotency_key))
         self.runner.wake()
         return job
+
+    async def _drop(self, file: FileRecord) -> None:
+        with suppress(StoreAway):
+            await self.contents.delete(file.id)
 
     async def cancel(self, job: JobRecord) -> JobRecord:
         job = await cancel_job(self.store, job)
