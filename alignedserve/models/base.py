@@ -59,6 +59,11 @@ def _check_alike(names: list[str], parts: list[Part]) -> None:
         raise ValueError(f"{coded} is quantized and {plain} is not, but they are computed as one layer")
 
 
+def _split(weight: Part, out_features: list[int]) -> list[Part]:
+    ends = accumulate(out_features)
+    return [outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)]
+
+
 class Layers:
     """Takes tensors by their checkpoint names, and turns them into the weights that the ops work on."""
 
@@ -181,11 +186,7 @@ class Layers:
         weight = self._weights.linear(name, sum(out_features), in_features)
         bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
         biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
-        ends = [*accumulate(out_features)]
-        parts = [
-            outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)
-        ]
-        made = self._part_of(parts, biases, activation, mine)
+        made = self._part_of(_split(weight, out_features), biases, activation, mine)
         adapters = self._adapters and self._adapters.take([name], [sum(out_features)], in_features)
         return self._adapted(made, adapters.split(out_features) if adapters else None, mine)
 
