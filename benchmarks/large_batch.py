@@ -29,7 +29,6 @@ from typing import Any
 
 import httpx2
 
-from alignedserve.batch.config import BatchConfig
 from alignedserve.demo.words import any_word
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.messages import Submit
@@ -44,6 +43,7 @@ from benchmarks.soak.striker import Striker
 from benchmarks.soak.victims import memory_of
 
 HOST = "127.0.0.1"
+NUM_LINES_AT_ONCE = 64
 START_S, JOB_S, LOOK_S = 240.0, 7200.0, 1.0
 ENDPOINT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -205,7 +205,7 @@ class Run:
             await self._striker.carry_out(Episode("alone", 0.0, (Strike(0.0, role, dice.randrange(16)),)))
             self._report.kills.append(f"{role} at {due:.0%}, whole after {time.monotonic() - begun_s:.1f} s")
             if role in ("gateway", "store"):
-                self._report.num_may_again += BatchConfig.max_num_lines
+                self._report.num_may_again += NUM_LINES_AT_ONCE
 
     async def _share_done(self, batch_id: str) -> float:
         counts = (await self._get(f"/v1/batches/{batch_id}")).json()["request_counts"]
@@ -267,7 +267,8 @@ def carry_out(args: argparse.Namespace) -> Report:
             str(events),
         ]
         command = [sys.executable, "-m", "alignedserve", "serve", "--served-model-name", MODEL, *own]
-        command += ["--dtype", "float32", *shlex.split(args.serve)]
+        command += ["--dtype", "float32", "--batch-max-num-lines", str(NUM_LINES_AT_ONCE)]
+        command += shlex.split(args.serve)
         with running(command, Path(name) / "log", "ready after", START_S) as process:
             run = Run(f"http://{HOST}:{port}", process.pid, job, report)
             asyncio.run(run.run(args.kills, args.seed, Path(name) / "output"))

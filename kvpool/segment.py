@@ -37,7 +37,7 @@ DIRECTORY = Path("/dev/shm")
 # Prefix of all segments' names.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
-VERSION = 5
+VERSION = 6
 # Magic, version, and length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096

@@ -65,6 +65,10 @@ class Excess:
     seconds: float
     allowed_s: float
 
+    @property
+    def folder(self) -> str:
+        return self.tests.removeprefix("tests/").removesuffix(" in turn")
+
     def __str__(self) -> str:
         return (
             f"{self.tests} took {self.seconds:.0f} s and may take {self.allowed_s:.0f}: make it quicker, or "

@@ -138,6 +138,22 @@ def test_the_budgets_are_what_folders_took_and_half_of_that() -> None:
 
 
 QUICK = "def test_it(): pass"
+# The pace is 1 on any machine.
+BUDGET_OF_A_TURN = "fixed_work_s = 1000.0\n[seconds]\nops = 30\nother = 30\n[turns]\nops = 2"
+# It counts its runs in a file beside it.
+SLOW = """
+import time
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.drawn(one_in=1, turn=0)
+def test_it(request):
+    runs = Path(__file__).with_name("runs")
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    time.sleep(3 if len(runs.read_text()) <= SLOW_RUNS else 0)
+    assert len(runs.read_text()) != FAILING_RUN
+"""
 TURNS = """
 import pytest
 
@@ -186,6 +202,32 @@ def test_a_folder_over_its_budget_fails_a_run_whose_tests_pass(tmp_path: Path) -
     code, said = run_pytest(tmp_path, files, *options, plugins=["tests.timings", "xdist"])
     assert code == 1 and "1 passed" in said, said
     assert "OVER BUDGET tests/nobody_s took " in said
+
+
+@pytest.mark.parametrize(
+    ("slow_runs", "failing_run", "code", "last"),
+    [
+        (1, 0, 0, "tests/ops in turn took 3 s, and was quick enough in a second run"),
+        (9, 0, 1, "OVER BUDGET tests/ops in turn took 3 s and may take 2: "),
+        (1, 2, 1, "OVER BUDGET tests/ops in turn took 3 s and may take 2: "),
+    ],
+    ids=["once", "each time", "fails then"],
+)
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_a_folder_over_its_budget_is_run_once_more(
+    slow_runs: int, failing_run: int, code: int, last: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    slow = SLOW.replace("SLOW_RUNS", str(slow_runs)).replace("FAILING_RUN", str(failing_run))
+    files = {"ops/test_a.py": slow, "other/test_b.py": QUICK}
+    (tmp_path / "budget.toml").write_text(BUDGET_OF_A_TURN)
+    options = (*options, f"--budget={tmp_path}/budget.toml", "--record", f"{tmp_path}/record.json")
+    plugins = ["tests.timings", "tests.draws", "xdist"]
+    found, said = run_pytest(tmp_path, files, *options, plugins=plugins)
+    assert found == code, said
+    # The last line but one, where a run that is cut short still shows it. The last one is pytest's own.
+    assert said.rstrip().splitlines()[-2].startswith(last), said
+    assert (tmp_path / "tests/ops/runs").read_text() == "xx"
+    assert not (tmp_path / "record.json.again").exists() or failing_run
 
 
 def test_a_first_run_that_failed_does_not_count(tmp_path: Path) -> None:

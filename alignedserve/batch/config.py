@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from alignedserve.store.homes import parse_place
@@ -11,6 +11,10 @@ from alignedserve.store.homes import parse_place
 MAX_LINES = 50_000
 # The limit with blank lines included: one after each line. More would only cost time.
 MAX_LINES_WITH_BLANKS = 2 * MAX_LINES
+
+# Limits of `max_num_lines`, as it is given and as it is chosen.
+MAX_LINES_AT_ONCE = 65536
+LEAST_LINES_AT_ONCE = 64
 
 # A line is held in memory as a whole.
 MAX_LINE_BYTES = 8 << 20
@@ -29,7 +33,10 @@ STEP_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class BatchConfig:
-    max_num_lines: Annotated[int, "maximum lines of batch jobs that run at once"] = 64
+    max_num_lines: Annotated[
+        int | None,
+        "maximum lines of batch jobs that run at once [default: twice what all instances run at once, at least 64]",
+    ] = None
     inputs_from: Annotated[
         tuple[str, ...],
         "directory or s3://BUCKET/PREFIX of input files that any API key may use; repeat for more",
@@ -57,10 +64,28 @@ class BatchConfig:
     max_num_falls: int = 4
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_num_lines <= 65536:
-            raise ValueError(f"batch_max_num_lines={self.max_num_lines}: must be from 1 to 65536")
+        if not 1 <= self.num_lines <= MAX_LINES_AT_ONCE:
+            raise ValueError(
+                f"batch_max_num_lines={self.max_num_lines}: must be from 1 to {MAX_LINES_AT_ONCE}"
+            )
         for prefix in self.inputs_from:
             try:
                 parse_place(prefix)
             except ValueError as error:
                 raise ValueError(f"batch_inputs_from={prefix!r}: {error}") from None
+
+    @property
+    def num_lines(self) -> int:
+        """The limit of lines that run at once."""
+        return LEAST_LINES_AT_ONCE if self.max_num_lines is None else self.max_num_lines
+
+    def for_slots(self, num_slots: int) -> BatchConfig:
+        """Returns the settings beside instances that run `num_slots` requests at once.
+
+        By default twice as many lines run: when a request ends, another one waits to take its place, and batches are
+        formed among more than fit.
+        """
+        if self.max_num_lines is not None:
+            return self
+        fitting = min(max(2 * num_slots, LEAST_LINES_AT_ONCE), MAX_LINES_AT_ONCE)
+        return replace(self, max_num_lines=fitting)

@@ -68,7 +68,7 @@ class BatchRunner:
             lambda: self.forecast.are_late,
             served_models,
             config,
-            ConcurrencyLimit(config.max_num_lines, config.max_bytes, lambda: self.forecast.goes_by_window),
+            ConcurrencyLimit(config.num_lines, config.max_bytes, lambda: self.forecast.goes_by_window),
             LoopTurns(),
             LineReader(),
             asyncio.Event(),

@@ -242,6 +242,7 @@ def plan_gateways(
     control: str | None = None,
 ) -> list[ProcessSpec]:
     engine = _local(settings, model)
+    num_decoding = sum(spec.role in ("decode", "colocated") for each in islands for spec in each.processes)
     config = GatewayConfig(
         instance_id=GATEWAY,
         num_gateways=settings.launch.gateways,
@@ -255,7 +256,7 @@ def plan_gateways(
         keys_may_change=settings.keys.api_key_file is not None,
         store_url=store_url,
         files_at=_absolute(settings.launch.files_at),
-        batches=settings.batches,
+        batches=settings.batches.for_slots(num_decoding * engine.max_num_seqs),
         log=log_of(settings),
         lengths=replace(settings.lengths, corpus=_absolute_path(settings.lengths.corpus)),
         slo=settings.slo,

@@ -42,6 +42,10 @@ def page(record: dict[str, Any]) -> Iterator[str]:
     if rows:
         yield from _summary(rows)
         yield from _table(rows)
+    for row in rows:
+        if row.get("num_left_out"):
+            scene = f"Scenario {row['scene']['number']}, {row['policy']}"
+            yield f"\n{scene}: {row['num_left_out']} requests of real time left out"
     for row in record["rows"]:
         if "error" in row:
             yield f"\nNot measured: scenario {row['scene']['number']}, {row['policy']}: {row['error'].splitlines()[-1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from alignedserve.sim.world import Overhead
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.cost import CostModel
 from benchmarks.arena.fitting import Layout
-from benchmarks.arena_live.scenes import Scene, requests_of
+from benchmarks.arena_live.scenes import Scene, count_left_out, requests_of
 from benchmarks.arena_live.scores import Score, score
 from benchmarks.rt_with_be.served import serving
 from benchmarks.rt_with_be.traffic import ask
@@ -38,7 +37,7 @@ class Both:
     simulated: Score
     num_requests: int
     pace: float
-    # Requests that would have come after LONGEST_S.
+    # Requests of real time that would have come after LONGEST_S.
     num_left_out: int
 
 
@@ -108,7 +107,6 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
     cost = machine.cost(scene.layout)
     asked = requests_of(scene, cost, pace, seconds, machine.tokenizer)
     ttft_s, count = asked[0].ttft_s, len(asked)
-    num_left_out = len(requests_of(scene, cost, pace, seconds, machine.tokenizer, math.inf)) - count
     door, num_warming = _serve(machine, scene.layout, policy, asked)
     begin_s = min(door.arrived_s[key] for key in door.last_to_come(count))
     overhead = overhead_of(door, cost, begin_s)
@@ -119,7 +117,7 @@ def play(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
         score(simulated, count, ttft_s),
         count,
         overhead.pace,
-        num_left_out,
+        count_left_out(scene, cost, pace, seconds, machine.tokenizer),
     )
 
 

@@ -75,8 +75,8 @@ def requests_of(
     tokenizer: Tokenizer,
     longest_s: float = LONGEST_S,
 ) -> list[Asked]:
-    """Returns requests that arrive within about `seconds`, or `longest_s` if fewer than LEAST do. They are in order of
-    time. `pace`: how much longer iterations take than by the cost model."""
+    """Returns requests that arrive within about `seconds`, or within `longest_s` if fewer than LEAST do. They are in
+    order of time. `pace`: how much longer iterations take than by the cost model."""
     lengths = LognormalLengths(scene.prompt, scene.output, scene.spread, MAX_PROMPT, MAX_OUTPUT)
     rate = Fitting(cost, scene.layout, lengths.sample(LEAST, scene.number), NUM_SLOTS).rate / pace
     count = min(max(LEAST, math.ceil(scene.load * rate * seconds)), MOST)
@@ -85,7 +85,8 @@ def requests_of(
     arrivals = gamma_arrivals(
         sampled, scene.load * found.rate / pace, scene.burstiness**-0.5, scene.number + 1
     )
-    arrivals = [each for each in arrivals if each.time_s <= arrivals[0].time_s + longest_s]
+    end_s = arrivals[0].time_s + max(seconds, longest_s)
+    arrivals = [each for each in arrivals if each.time_s <= end_s]
     count = len(arrivals)
     tiers = choose_tiers(count, scene.be_share, Random(f"tiers {scene.number}"))
     arrivals = [replace(each, tier=tier) for each, tier in zip(arrivals, tiers, strict=True)]
@@ -96,6 +97,17 @@ def requests_of(
         more = lengths.sample(num_be, scene.number + 2)
         arrivals = [*(Arrival(begin_s, each, "be") for each in more), *arrivals]
     return _asked(arrivals, scene, found, pace, tokenizer)
+
+
+def count_left_out(scene: Scene, cost: CostModel, pace: float, seconds: float, tokenizer: Tokenizer) -> int:
+    """Returns how many requests of real time would come after LONGEST_S. A backlog does not count: there is less of it
+    where there is less real time."""
+
+    def num_rt(longest_s: float) -> int:
+        asked = requests_of(scene, cost, pace, seconds, tokenizer, longest_s)
+        return sum(each.tier == "rt" for each in asked)
+
+    return num_rt(math.inf) - num_rt(LONGEST_S)
 
 
 def _asked(

@@ -255,7 +255,7 @@ def test_other_versions_and_cut_off_files_are_refused(name: str) -> None:
     Segment.create(name, FORM, num_blocks=3).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:8] + bytes([9]) + whole[9:])
-    with pytest.raises(ValueError, match=f"{name}: has version 9, and 5 is needed"):
+    with pytest.raises(ValueError, match=f"{name}: has version 9, and 6 is needed"):
         Segment.attach(name)
     path.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match=f"{name}: has {len(whole) - 1} bytes, and {len(whole)} are needed"):

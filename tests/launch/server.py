@@ -173,15 +173,16 @@ class Server:
         """The process id of the latest one that came up."""
         return int(re.findall(r"^redis is up after .* pid (\d+)$", self.output, re.MULTILINE)[-1])
 
-    def kill(self, *groups: Sequence[str]) -> None:
+    def kill(self, *groups: Sequence[str]) -> set[int]:
         """Kills the processes with the names of one group together, those of the next while the system recovers from
-        that."""
+        that. Returns their pids."""
         killed: set[int] = set()
         for names in groups:
             pids = [self.until_up(name, killed) for name in names]
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             killed.update(pids)
+        return killed
 
     def until_whole(self) -> None:
         """All processes are up, and nothing is left of any request."""

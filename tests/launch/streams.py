@@ -50,7 +50,7 @@ def engine_alone(
 
 def ask_all(
     url: str,
-    in_the_middle: Callable[[], None] = lambda: None,
+    in_the_middle: Callable[[], object] = lambda: None,
     models: tuple[str, ...] = ("demo",),
     **more: Any,
 ) -> tuple[list[str], float]:
@@ -60,7 +60,7 @@ def ask_all(
 
 
 async def _ask_all(
-    url: str, in_the_middle: Callable[[], None], models: tuple[str, ...], more: dict[str, Any]
+    url: str, in_the_middle: Callable[[], object], models: tuple[str, ...], more: dict[str, Any]
 ) -> tuple[list[str], float]:
     started = [asyncio.Event() for _ in QUESTIONS]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:

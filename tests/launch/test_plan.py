@@ -94,6 +94,23 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert gateway.config.routers == (NODE.router,) and gateway.config.model_name == MODEL
 
 
+@pytest.mark.parametrize(
+    ("given", "num_lines"),
+    [
+        ({}, 512),
+        ({"decode_instances": 3, "prefill_instances": 2}, 1536),
+        ({"colocated_instances": 2, "max_num_seqs": 100}, 400),
+        ({"max_num_seqs": 3}, 64),
+        ({"max_num_seqs": 40000}, 65536),
+        ({"batch_max_num_lines": 7}, 7),
+    ],
+)
+def test_jobs_run_twice_the_lines_that_instances_run(given: dict[str, Any], num_lines: int) -> None:
+    settings = told(**given)
+    (gateway,) = plan_gateways(settings, FOUND, [island(settings)], "unix:///redis.sock")
+    assert gateway.config.batches.num_lines == num_lines
+
+
 def test_the_gateway_is_told_whose_pages_may_call() -> None:
     wanted = told(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
     (gateway,) = plan_gateways(wanted, FOUND, [island(wanted)], "unix:///redis.sock")

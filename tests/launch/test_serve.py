@@ -178,7 +178,8 @@ ALWAYS_SLOW = {"router, and prefill while it is away": [["router", "prefill-0"]]
 )
 def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[list[str]]) -> None:
     epochs = {each["instance_id"]: each["epoch"] for each in server.processes()}
-    texts, silence = ask_all(server.url, lambda: server.kill(*kills))
+    killed: set[int] = set()
+    texts, silence = ask_all(server.url, lambda: killed.update(server.kill(*kills)))
     assert texts == engine_alone()
     victims = {name for names in kills for name in names}
 
@@ -186,8 +187,8 @@ def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[
         now = {each["instance_id"]: each["epoch"] for each in server.processes()}
         return {name for name, epoch in now.items() if epoch > epochs[name]}
 
-    # The last to be killed may still stand as up.
-    until(lambda: newer() >= victims, lambda: server.output)
+    # One that was killed, even twice, may still stand as up.
+    until(lambda: killed.isdisjoint(int(each["pid"]) for each in server.processes()), lambda: server.output)
     server.until_whole()
     assert newer() == victims
     print(f"longest silence {silence:.2f} s")

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from alignedserve.gateway.http import connection, reading
+from alignedserve.gateway import process as gateway_process
+from alignedserve.gateway.http import access, connection, reading
 from alignedserve.gateway.http.connection import HttpConnection, _Transport
 from alignedserve.gateway.http.connections import (
     MAX_PIECES_A_ROUND,
@@ -29,6 +30,7 @@ from alignedserve.gateway.http.connections import (
     fitting,
 )
 from alignedserve.gateway.http.framing import Framing
+from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.limits.limits import CallLimits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.scripted import ScriptedRouter
@@ -215,7 +217,17 @@ async def begun(at: Served, num_bytes: int, key: str = "none") -> tuple[asyncio.
 @pytest.mark.parametrize(
     ("settings", "num_held"), [({}, 2), (KEYED, 1)], ids=["no keys", "half for each key"]
 )
-def test_bodies_in_memory_have_a_total(settings: dict[str, Any], num_held: int) -> None:
+def test_bodies_in_memory_have_a_total(
+    settings: dict[str, Any], num_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memories: list[reading.BodyMemory] = []
+
+    def kept(limits: CallLimits, keys: Keys) -> reading.BodyMemory:
+        memories.append(access.body_memory(limits, keys))
+        return memories[-1]
+
+    monkeypatch.setattr(gateway_process, "body_memory", kept)
+
     async def scenario() -> None:
         async with served(limits=SMALL, **settings) as at:
             held = [await begun(at, 199_000, "secret") for _ in range(num_held + 2)]
@@ -224,6 +236,9 @@ def test_bodies_in_memory_have_a_total(settings: dict[str, Any], num_held: int) 
                 await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(0)
             assert [task.result() for task in refused if task.done()] == [503] * 2
+            # The others may not have been read to their last byte yet.
+            while memories[-1].num_bytes < num_held * 199_000:
+                await asyncio.sleep(0)
             # a small one is taken, and one of somebody else
             for key, num_bytes, code in (
                 ("secret", 60_000, 200),
