@@ -131,23 +131,18 @@ def nodes_of(
                 f"other users of this machine can write in Ray's directory, {directory}: start Ray with RAY_TMPDIR"
             )
         nodes = ClusterNodes(ray, config, needs_gpus, token)
+        said = 0
         with nodes.asking():
-            _take_first(nodes, say)
+            while num_missing := nodes.take_first():
+                if num_missing != said:
+                    said = num_missing
+                    say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
+                time.sleep(LOOK_S)
             if nodes.may_grow and nodes.growth is None:
                 say(
                     f"no node has the resource {ISLAND}: all nodes are used, and the autoscaler is asked for none"
                 )
             yield nodes
-
-
-def _take_first(nodes: ClusterNodes, say: Callable[[str], None]) -> None:
-    """Returns when the nodes that the system starts with are there."""
-    said = 0
-    while num_missing := nodes.take_first():
-        if num_missing != said:
-            said = num_missing
-            say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
-        time.sleep(LOOK_S)
 
 
 class ClusterNodes:

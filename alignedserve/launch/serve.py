@@ -145,7 +145,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
         # It imports ray, which must be set up first.
-        from alignedserve.launch.system_supervisor import ControlPlace, SystemPlan, SystemSupervisor
+        from alignedserve.launch.system_supervisor import SystemPlan, SystemSupervisor
 
         async def supervise() -> None:
             system = SystemPlan(
@@ -154,9 +154,11 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
                 gateways,
                 store,
                 settings.keys,
+                path,
+                listener,
                 http.shutdown_timeout,
             )
-            supervisor = SystemSupervisor(system, nodes, ControlPlace(path, listener), say, ready)
+            supervisor = SystemSupervisor(system, nodes, say, ready)
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()

@@ -30,14 +30,6 @@ RETIRED_S = 660.0
 
 
 @dataclass(frozen=True)
-class ControlPlace:
-    # the path of the Unix socket
-    path: str
-    # the socket at which gateways listen
-    listener: socket.socket
-
-
-@dataclass(frozen=True)
 class SystemPlan:
     # those of the first nodes
     islands: Sequence[IslandPlan]
@@ -47,21 +39,19 @@ class SystemPlan:
     store: StoreLocation
     # their file is watched
     keys: KeyConfig
+    # the path of the Unix socket at which others may ask for a restart
+    control_path: str
+    # the socket at which gateways listen
+    listener: socket.socket
     # seconds that requests which run at the end get to finish
     shutdown_timeout_s: float
 
 
 class SystemSupervisor:
     def __init__(
-        self,
-        plan: SystemPlan,
-        nodes: Nodes,
-        control: ControlPlace,
-        say: Callable[[str], None],
-        ready: Callable[[], None],
+        self, plan: SystemPlan, nodes: Nodes, say: Callable[[str], None], ready: Callable[[], None]
     ) -> None:
-        """`control` is where others may ask for a restart. `ready` is called when everything is up for the first time
-        and every gateway accepts clients."""
+        """`ready` is called when everything is up for the first time and every gateway accepts clients."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = plan.shutdown_timeout_s
@@ -73,22 +63,22 @@ class SystemSupervisor:
             )
             for spec in gateways
         }
-        self._links = GatewayLinks(nodes.launcher, self._gateways)
+        links = self._links = GatewayLinks(nodes.launcher, self._gateways)
         owners = gateways[0].config.key_owners
         if owners:
-            self._links.set_keys(owners)
-        self._key_file = KeyFile(plan.keys, owners, say, self._links.set_keys)
-        self._control = Control(control.path, control.listener, self._restart)
+            links.set_keys(owners)
+        self._key_file = KeyFile(plan.keys, owners, say, links.set_keys)
+        self._control = Control(plan.control_path, plan.listener, self._restart)
         self._restarting = asyncio.Lock()
         # gateways that were replaced, by the tasks that wait for their ends
         self._retiring: dict[asyncio.Task[None], RayActor] = {}
         self._store = StoreSupervisor(plan.store, say)
 
         def make(island: IslandPlan) -> IslandSupervisor:
-            return IslandSupervisor(island, _naming(island, is_only=not nodes.may_change), say, self._links)
+            return IslandSupervisor(island, _naming(island, is_only=not nodes.may_change), say, links)
 
         self._islands = NodeIslands(
-            nodes, plan.islands, plan.island_of, make, self._links.tell, say, self._links.attained
+            nodes, plan.islands, plan.island_of, make, links.tell, say, links.attained
         )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()

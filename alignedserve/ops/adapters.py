@@ -76,10 +76,7 @@ class LayerAdapters:
         return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
     def of_rank(self, part: RankPart) -> LayerAdapters:
-        """The adapters of a rank's part of the layer.
-
-        With a part of the inputs, the layer yields a part of a sum, and the adapters add a part of a sum, too.
-        """
+        """The adapters of a rank's part. With a part of the inputs, layer and adapters yield parts of a sum."""
         mine = part.outputs or [slice(out) for out in self.out_features]
         of_a = part.inputs or slice(self.in_features)
 

@@ -481,33 +481,23 @@ class CpuOps(Ops):
     ) -> CpuModel:
         self._step = step
         try:
-            programs = self._recorded(forward, logits, final_states, step, max_rows)
+            self._start_recording(step.max_tokens)
+            if step.kept_inputs is not None:
+                self._restored_buffers = Buffers(step.kept_inputs.max_restored)
+            hidden = forward(step)
+            forward_program = self._program
+            self._start_recording(max_rows)
+            result = self._program.make_last_float32(logits(self._gather(hidden)))
+            logits_program, final = self._program, None
+            if final_states is not None:
+                self._start_recording(max_rows)
+                states = final_states(self._gather(hidden))
+                final = self._program, states
+            programs = Programs(forward_program, hidden, logits_program, result, final)
             return CpuModel(step, programs, max_rows, self.num_threads, self._ranks)
         finally:
             self._step = None
             self._start_recording(0)
-
-    def _recorded(
-        self,
-        forward: Callable[[StepInputs], Value],
-        logits: Callable[[Value], Value],
-        final_states: Callable[[Value], Value] | None,
-        step: StepInputs,
-        max_rows: int,
-    ) -> Programs:
-        self._start_recording(step.max_tokens)
-        if step.kept_inputs is not None:
-            self._restored_buffers = Buffers(step.kept_inputs.max_restored)
-        hidden = forward(step)
-        forward_program = self._program
-        self._start_recording(max_rows)
-        result = self._program.make_last_float32(logits(self._gather(hidden)))
-        logits_program, final = self._program, None
-        if final_states is not None:
-            self._start_recording(max_rows)
-            states = final_states(self._gather(hidden))
-            final = self._program, states
-        return Programs(forward_program, hidden, logits_program, result, final)
 
     def _start_recording(self, num_rows: int) -> None:
         self._program = Program()

@@ -57,9 +57,8 @@ class SharedPlans:
             self._plans[key] = SharedPlan(form, self._max_seqs, scratch.num_programs, device)
         return Shared(self._plans[key], scratch)
 
-    # ---- see StepPlans ----
-
     def fill(self, step: StepInputs, num_decodes: int) -> None:
+        """Makes the plans of a step. Its first `num_decodes` sequences decode."""
         host, stride = step.host, step.num_groups * step.num_columns
         for key, plan in self._plans.items():
             table = host.block_table[key.group * step.num_columns :]
@@ -70,5 +69,6 @@ class SharedPlans:
             plan.clear()
 
     def upload(self) -> None:
+        """Sends the plans to the device, on the current stream."""
         for plan in self._plans.values():
             plan.upload()

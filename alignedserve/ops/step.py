@@ -23,15 +23,11 @@ from alignedserve.ops.step_shape import Ladder, StepShape
 class StepPlans(Protocol):
     """Plans that a backend makes for each step (`shared_plans.py`)."""
 
-    def fill(self, step: StepInputs, num_decodes: int) -> None:
-        """Makes the plans of a step. Its first `num_decodes` sequences decode."""
-        ...
+    def fill(self, step: StepInputs, num_decodes: int) -> None: ...
 
     def clear(self) -> None: ...
 
-    def upload(self) -> None:
-        """Sends the plans to the device, on the current stream."""
-        ...
+    def upload(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,26 +74,24 @@ class StepInputs:
         self.num_tokens = 0
         self.num_outputs = 0
         self.num_seqs = 0
-        places = _places(
-            {
-                # The number of values to send.
-                "num_used": 1,
-                "table_stride": 1,
-                "query_start": max_seqs + 1,
-                "context_len": max_seqs,
-                "is_reversed": max_seqs,
-                "first_chunk": 1,
-                "chunk_start": max_seqs + 1,
-                "context_start": max_seqs + 1,
-                "token_ids": max_tokens,
-                "positions": max_tokens,
-                "slots": num_groups * _aligned(max_tokens),
-                "outputs": max_tokens,
-                "block_table": max_seqs * num_groups * max_blocks_per_seq,
-            }
-        )
-        self._table_offset = places["block_table"].start
-        size = places["block_table"].stop
+        sizes = {
+            # The number of values to send.
+            "num_used": 1,
+            "table_stride": 1,
+            "query_start": max_seqs + 1,
+            "context_len": max_seqs,
+            "is_reversed": max_seqs,
+            "first_chunk": 1,
+            "chunk_start": max_seqs + 1,
+            "context_start": max_seqs + 1,
+            "token_ids": max_tokens,
+            "positions": max_tokens,
+            "slots": num_groups * _aligned(max_tokens),
+            "outputs": max_tokens,
+            "block_table": max_seqs * num_groups * max_blocks_per_seq,
+        }
+        places = _places(sizes)
+        self._table_offset, size = places["block_table"].start, places["block_table"].stop
         self._device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
         is_on_host = self._device_buffer.device.type == "cpu"
         self._host_buffer = self._device_buffer if is_on_host else torch.zeros_like(
