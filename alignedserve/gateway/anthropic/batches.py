@@ -135,9 +135,11 @@ def message_batch_routes(
     ) -> Response:
         if before_id is not None and after_id is not None:
             raise ApiError(400, "before_id: not together with after_id", param="before_id")
-        beside, order = (after_id, "desc") if before_id is None else (before_id, "asc")
+        beside = after_id if before_id is None else before_id
         last = None if beside is None else JobId(beside)
-        page = await store.list_jobs(viewer(http, is_shared), last, limit, order, of_messages=True)
+        page = await store.list_jobs(
+            viewer(http, is_shared), last, limit, "desc" if before_id is None else "asc", of_messages=True
+        )
         if page is None:
             name = "after_id" if before_id is None else "before_id"
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
