@@ -37,7 +37,7 @@ from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.transport.completions import Completions, Outcome
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
@@ -139,7 +139,7 @@ class Forced:
         self._engine = engine
         self._completions = Completions()
         self._pool = np.zeros((form.num_columns(MAX_MODEL_LEN), form.block_bytes), np.uint8)
-        self._mover = Mover(engine.cache.parts, self._pool, Epoch(1), self._completions, pool_format=form)
+        self._mover = Mover(engine.cache.parts, PoolBlocks(self._pool, form), Epoch(1), self._completions)
 
     def nll(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         """Returns the sum of the answer's negative log-probabilities."""

@@ -23,10 +23,11 @@ import torch
 from safetensors.torch import save_file
 
 from alignedserve.engine.config import QUANTIZATIONS
-from alignedserve.models.config import ModelConfig, QuantisedConfig
+from alignedserve.models.config import ModelConfig
 from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.listed_weights import ListedSource, ListingOps, num_weight_bytes
 from alignedserve.models.quantised import mxfp4
+from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.cpu_ops import CpuOps

@@ -49,7 +49,7 @@ from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import allocator
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
@@ -190,7 +190,7 @@ def measure_host(args: argparse.Namespace) -> bool:
     private = np.ones(num_bytes, np.uint8)
     completions = Completions()
     with shared_memory(args.blocks, pool_block_bytes) as pool, computing(args.busy):
-        mover = Mover([cache], pool, Epoch(1), completions, num_threads=args.threads, pool_format=form)
+        mover = Mover([cache], PoolBlocks(pool, form), Epoch(1), completions, num_threads=args.threads)
         ways = Ways(cache, pool, private, mover, completions)
         print(f"  {'GiB/s':<8}{'':>14}{'memcpy':>14}{'ratio':>8}{'all cores':>14}{'ratio':>8}")
         ratios = {name: compare(name, ways, num_bytes, args.rounds) for name in names}
@@ -217,7 +217,9 @@ def measure_checks(args: argparse.Namespace) -> None:
             completions, words = Completions(), np.zeros(args.blocks, np.uint64)
             checks = BlockChecks(pool, words, share)
             movers.append(
-                Mover([cache], pool, Epoch(1), completions, num_threads=args.threads, checks=checks)
+                Mover(
+                    [cache], PoolBlocks(pool, checks=checks), Epoch(1), completions, num_threads=args.threads
+                )
             )
             ways.append(Ways(cache, pool, pool, movers[-1], completions))
         turns = [turn for each in ways for turn in (each.save, each.load)]

@@ -111,17 +111,21 @@ def _print_beside(cost: CostModel) -> None:
         click.echo(f"Reading shared KV once saves {cost.shared_saving:.0%} for each further decode")
 
 
-def _print(profile: Profile, path: Path) -> None:
-    from alignedserve.instance.profile.make import CROWDED_SHARE
-
-    facts, cost = profile.facts, profile.cost
-    click.echo(f"{facts['model']} in {facts['dtype']} on {facts['device']}: {profile.num_points} points\n")
+def _print_errors(profile: Profile) -> None:
     click.echo("| error on held-out points | points | median | p95 |")
     click.echo("| --- | ---: | ---: | ---: |")
     for kind, error in profile.errors.items():
         click.echo(
             f"| {_KINDS[kind]} | {error.num_points} | {100 * error.median:.1f} % | {100 * error.p95:.1f} % |"
         )
+
+
+def _print(profile: Profile, path: Path) -> None:
+    from alignedserve.instance.profile.make import CROWDED_SHARE
+
+    facts, cost = profile.facts, profile.cost
+    click.echo(f"{facts['model']} in {facts['dtype']} on {facts['device']}: {profile.num_points} points\n")
+    _print_errors(profile)
     fastest_s = cost.fastest_tbt_s(16), cost.fastest_ttft_s(128, profile.reach.max_chunk)
     click.echo(
         f"\nA token alone takes {1000 * fastest_s[0]:.2f} ms, a prompt of 128 {1000 * fastest_s[1]:.2f} ms"

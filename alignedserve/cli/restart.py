@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 
 import click
 
@@ -27,12 +28,18 @@ def command(host: str, port: int) -> None:
         except OSError:
             raise click.ClickException(f"no system of this user serves {host}:{port} here") from None
         sock.sendall(ASK_RESTART)
-        last = ""
-        for line in sock.makefile():
-            last = line.rstrip("\n")
-            if last != DONE:
-                click.echo(last)
+        last = _printed(sock.makefile())
     if last != DONE:
         raise click.ClickException(
             "not all processes were replaced" if last.startswith(FAILED) else "the system has ended"
         )
+
+
+def _printed(lines: Iterable[str]) -> str:
+    """Prints the lines, except DONE. Returns the last one."""
+    last = ""
+    for line in lines:
+        last = line.rstrip("\n")
+        if last != DONE:
+            click.echo(last)
+    return last

@@ -9,6 +9,7 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, Grown
 from alignedserve.engine.request import Request, Work
+from alignedserve.layer_groups import LayerGroups
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.types import BlockId
@@ -80,19 +81,12 @@ class Batch:
 
 
 class BatchTable:
-    def __init__(
-        self,
-        max_num_seqs: int,
-        max_columns: int,
-        block_size: int,
-        num_groups: int = 1,
-        num_full_groups: int = 0,
-    ) -> None:
-        """`num_full_groups`: the number of leading groups with full attention, in which no column is passed."""
+    def __init__(self, max_num_seqs: int, max_columns: int, block_size: int, groups: LayerGroups) -> None:
         self._block_size = block_size
-        self._num_full_groups = num_full_groups
+        # No column is passed in the leading groups, which have full attention.
+        self._num_full_groups = groups.num_full
         # [row, layer group, column]
-        self._blocks = np.zeros((max_num_seqs, num_groups, max_columns), dtype=np.int32)
+        self._blocks = np.zeros((max_num_seqs, groups.num_groups, max_columns), dtype=np.int32)
         self._num_columns = np.zeros(max_num_seqs, dtype=np.int32)
         # Tokens that the row's columns can hold.
         self._room = np.zeros(max_num_seqs, dtype=np.int32)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
@@ -23,7 +22,7 @@ from alignedserve.engine.choices import (
     vocabulary_of,
 )
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.engine import Engine
+from alignedserve.engine.engine import Engine, ModelTraits
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
 from alignedserve.engine.limits import EngineLimits
@@ -141,22 +140,24 @@ def _build(
     source = resolve_model(config.model, config.load_format, config.revision)
     _check(config, source, _device(config.device))
     grammars = _grammars(config, source)
-    if config.tensor_parallel_size == 1:
-        loaded = load_model(config, has_reversed)
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, None)
+
+    def assemble(loaded: LoadedModel, leader: RankLeader | None = None) -> BuiltEngine:
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
         return BuiltEngine(engine, source.config, source)
+
+    if config.tensor_parallel_size == 1:
+        return assemble(load_model(config, has_reversed))
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
     leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
     try:
         loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
+        return assemble(loaded, leader)
     except BaseException:
         # Stops the other ranks now: a caller that keeps the error would keep them alive.
         leader.close()
         raise
-    return BuiltEngine(engine, source.config, source)
 
 
 def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
@@ -238,15 +239,16 @@ def _assemble(
         limits=limits,
         blocks=blocks,
         cache=cache,
-        table=BatchTable(max_seqs, max_columns, form.block_size, groups.num_groups, groups.num_full),
-        vocabulary=vocabulary_of(model.config),
-        max_model_len=max_model_len,
+        model=_traits(config, loaded),
         grammars=grammars,
         has_reversed=has_reversed,
-        adapters={module.name: number for number, module in enumerate(config.adapters, 1)},
-        window=loaded.source.config.window,
-        groups=groups,
     )
+
+
+def _traits(config: EngineConfig, loaded: LoadedModel) -> ModelTraits:
+    vocabulary, window = vocabulary_of(loaded.model.config), loaded.source.config.window
+    adapters = {module.name: number for number, module in enumerate(config.adapters, 1)}
+    return ModelTraits(vocabulary, loaded.max_model_len, window, loaded.groups, adapters)
 
 
 def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:

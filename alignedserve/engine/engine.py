@@ -31,7 +31,7 @@ from alignedserve.engine.request import (
 )
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
-from alignedserve.layer_groups import LayerGroups, one_group
+from alignedserve.layer_groups import LayerGroups
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
@@ -54,6 +54,20 @@ class LaunchedIteration:
         return self.launched.requests
 
 
+@dataclass(frozen=True)
+class ModelTraits:
+    """What requests must know of the model."""
+
+    vocabulary: Vocabulary
+    max_model_len: int
+    # See `ModelConfig.window`.
+    window: int
+    # See `choose_layer_groups`.
+    groups: LayerGroups
+    # Adapter numbers by name.
+    adapters: Mapping[str, int]
+
+
 class Engine:
     def __init__(
         self,
@@ -61,31 +75,26 @@ class Engine:
         limits: EngineLimits,
         blocks: BlockManager,
         cache: KVCache,
-        table: BatchTable,
-        vocabulary: Vocabulary,
-        max_model_len: int,
+        model: ModelTraits,
         grammars: Grammars,
         has_reversed: bool = False,
-        adapters: Mapping[str, int] | None = None,
-        window: int = 0,
-        groups: LayerGroups | None = None,
     ) -> None:
-        """`adapters`: adapter numbers by name. `window`: see `ModelConfig.window`. `groups`: see `choose_layer_groups`;
-        by default one group without a window."""
-        self.adapters = adapters or {}
-        self.max_model_len = max_model_len
-        self.vocabulary = vocabulary
+        self.adapters = model.adapters
+        self.max_model_len = model.max_model_len
+        self.vocabulary = model.vocabulary
         self.grammars = grammars
         self._has_reversed = has_reversed
         self._runner = runner
         self.limits = limits
         self._blocks = blocks
         self.cache = cache
-        self.window = window if window < max_model_len else 0
-        self.groups = groups or one_group(cache.format.num_layers)
-        self.span = KvSpan.of_whole_requests(self.groups, cache.format.block_size)
-        self._table = table
-        self._endings = Endings(vocabulary)
+        self.window = model.window if model.window < model.max_model_len else 0
+        self.groups = model.groups
+        form = cache.format
+        self.span = KvSpan.of_whole_requests(self.groups, form.block_size)
+        max_columns = form.num_columns(model.max_model_len)
+        self._table = BatchTable(limits.max_num_seqs, max_columns, form.block_size, self.groups)
+        self._endings = Endings(model.vocabulary)
         self._requests: dict[RequestId, Request] = {}
         self._checkpoints: Checkpoints | None = None
 

@@ -15,7 +15,7 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
@@ -96,12 +96,10 @@ class LiveTransfers:
         words = np.zeros(num_blocks, np.uint64) if checksums is None else checksums
         self.pool_mover = Mover(
             self._parts,
-            blocks,
+            PoolBlocks(blocks, self._pool_format, BlockChecks(blocks, words, self._config.verify_blocks)),
             self._epoch,
             self.completions,
             quick_bytes=self._config.quick_bytes,
-            pool_format=self._pool_format,
-            checks=BlockChecks(blocks, words, self._config.verify_blocks),
         )
 
     @property

@@ -145,21 +145,20 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
         # It imports ray, which must be set up first.
-        from alignedserve.launch.system_supervisor import ControlPlace, SystemSupervisor
+        from alignedserve.launch.system_supervisor import SystemPlan, SystemSupervisor
 
         async def supervise() -> None:
-            supervisor = SystemSupervisor(
-                nodes,
+            system = SystemPlan(
                 [whole(island) for island in islands],
                 lambda node: whole(plan(node)),
                 gateways,
                 store,
-                say,
-                ready,
-                ControlPlace(path, listener),
                 settings.keys,
+                path,
+                listener,
                 http.shutdown_timeout,
             )
+            supervisor = SystemSupervisor(system, nodes, say, ready)
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()

@@ -30,34 +30,32 @@ RETIRED_S = 660.0
 
 
 @dataclass(frozen=True)
-class ControlPlace:
-    # the path of the Unix socket
-    path: str
+class SystemPlan:
+    # those of the first nodes
+    islands: Sequence[IslandPlan]
+    # makes those of later nodes
+    island_of: Callable[[Node], IslandPlan]
+    gateways: Sequence[ProcessSpec]
+    store: StoreLocation
+    # their file is watched
+    keys: KeyConfig
+    # the path of the Unix socket at which others may ask for a restart
+    control_path: str
     # the socket at which gateways listen
     listener: socket.socket
+    # seconds that requests which run at the end get to finish
+    shutdown_timeout_s: float
 
 
 class SystemSupervisor:
     def __init__(
-        self,
-        nodes: Nodes,
-        islands: Sequence[IslandPlan],
-        plan: Callable[[Node], IslandPlan],
-        gateways: Sequence[ProcessSpec],
-        store: StoreLocation,
-        say: Callable[[str], None],
-        ready: Callable[[], None],
-        control: ControlPlace,
-        keys: KeyConfig,
-        shutdown_timeout_s: float = 0.0,
+        self, plan: SystemPlan, nodes: Nodes, say: Callable[[str], None], ready: Callable[[], None]
     ) -> None:
-        """`islands` are the plans of the first nodes, and `plan` makes those of later nodes. `ready` is called when
-        everything is up for the first time and every gateway accepts clients. `control` is where others may ask for a
-        restart. The file of `keys` is watched. Requests that run at the end get `shutdown_timeout_s` seconds to
-        finish."""
+        """`ready` is called when everything is up for the first time and every gateway accepts clients."""
         self._say = say
         self._ready = ready
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._shutdown_timeout_s = plan.shutdown_timeout_s
+        gateways = plan.gateways
         here = ray.get_runtime_context().get_node_id()
         self._gateways = {
             spec.instance_id: ProcessSupervisor(
@@ -65,21 +63,23 @@ class SystemSupervisor:
             )
             for spec in gateways
         }
-        self._links = GatewayLinks(nodes.launcher, self._gateways)
+        links = self._links = GatewayLinks(nodes.launcher, self._gateways)
         owners = gateways[0].config.key_owners
         if owners:
-            self._links.set_keys(owners)
-        self._key_file = KeyFile(keys, owners, say, self._links.set_keys)
-        self._control = Control(control.path, control.listener, self._restart)
+            links.set_keys(owners)
+        self._key_file = KeyFile(plan.keys, owners, say, links.set_keys)
+        self._control = Control(plan.control_path, plan.listener, self._restart)
         self._restarting = asyncio.Lock()
         # gateways that were replaced, by the tasks that wait for their ends
         self._retiring: dict[asyncio.Task[None], RayActor] = {}
-        self._store = StoreSupervisor(store, say)
+        self._store = StoreSupervisor(plan.store, say)
 
-        def make(plan: IslandPlan) -> IslandSupervisor:
-            return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say, self._links)
+        def make(island: IslandPlan) -> IslandSupervisor:
+            return IslandSupervisor(island, _naming(island, is_only=not nodes.may_change), say, links)
 
-        self._islands = NodeIslands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
+        self._islands = NodeIslands(
+            nodes, plan.islands, plan.island_of, make, links.tell, say, links.attained
+        )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

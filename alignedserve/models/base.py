@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -16,7 +15,7 @@ from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part, QuantisedWeight, inputs_of, outputs_of
-from alignedserve.ops.shard import Shard, Split
+from alignedserve.ops.shard import WHOLE, RankPart, Shard, Split
 from alignedserve.ops.step import StepInputs
 
 
@@ -58,6 +57,11 @@ def _check_alike(names: list[str], parts: list[Part]) -> None:
     if any(is_quantised) and not all(is_quantised):
         coded, plain = names[is_quantised.index(True)], names[is_quantised.index(False)]
         raise ValueError(f"{coded} is quantized and {plain} is not, but they are computed as one layer")
+
+
+def _split(weight: Part, out_features: list[int]) -> list[Part]:
+    ends = accumulate(out_features)
+    return [outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)]
 
 
 class Layers:
@@ -140,15 +144,12 @@ class Layers:
         in_features: int,
         bias: bool = False,
         activation: Activation = Activation.NONE,
-        is_head: bool = False,
-        outputs: Sequence[slice] | None = None,
-        inputs: slice | None = None,
+        mine: RankPart = WHOLE,
         can_adapt: bool = True,
     ) -> Linear:
-        """Makes one layer of several in the checkpoint, side by side.
+        """Makes one layer of several in the checkpoint, side by side. With several ranks, this one takes its part.
 
-        With several ranks, this one takes the given `outputs` of each, or the given `inputs`. `can_adapt`: adapters may
-        change the layer; it must be part of the forward.
+        `can_adapt`: adapters may change the layer; it must be part of the forward.
         """
         parts = [
             self._weights.linear(name, out, in_features)
@@ -160,11 +161,10 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
-        weight = self._part_of(parts, biases, activation, is_head, outputs, inputs)
-        if self._adapters is None or is_head or not can_adapt:
+        weight = self._part_of(parts, biases, activation, mine)
+        if self._adapters is None or not can_adapt:
             return weight
-        adapters = self._adapters.take(names, out_features, in_features)
-        return self._adapted(weight, adapters, outputs, inputs)
+        return self._adapted(weight, self._adapters.take(names, out_features, in_features), mine)
 
     def router(self, name: str, num_experts: int, width: int, bias: bool) -> Linear:
         """Makes a mixture's router. No checkpoint quantises it, and no adapter changes it."""
@@ -179,48 +179,31 @@ class Layers:
         in_features: int,
         bias: bool = False,
         activation: Activation = Activation.NONE,
-        outputs: Sequence[slice] | None = None,
+        mine: RankPart = WHOLE,
     ) -> Linear:
         """Makes one layer of a checkpoint's layer that holds several, side by side. With several ranks, this one takes
-        the given `outputs` of each."""
+        its part of each."""
         weight = self._weights.linear(name, sum(out_features), in_features)
         bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
         biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
-        ends = [*accumulate(out_features)]
-        parts = [
-            outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)
-        ]
-        made = self._part_of(parts, biases, activation, False, outputs, None)
+        made = self._part_of(_split(weight, out_features), biases, activation, mine)
         adapters = self._adapters and self._adapters.take([name], [sum(out_features)], in_features)
-        return self._adapted(made, adapters.split(out_features) if adapters else None, outputs, None)
+        return self._adapted(made, adapters.split(out_features) if adapters else None, mine)
 
-    def _adapted(
-        self,
-        weight: Linear,
-        adapters: LayerAdapters | None,
-        outputs: Sequence[slice] | None,
-        inputs: slice | None,
-    ) -> Linear:
+    def _adapted(self, weight: Linear, adapters: LayerAdapters | None, mine: RankPart) -> Linear:
         if adapters is None:
             return weight
-        mine = adapters if self.shard.size == 1 else adapters.of_rank(outputs, inputs)
-        return self._ops.with_adapters(weight, mine)
+        return self._ops.with_adapters(weight, adapters if self.shard.size == 1 else adapters.of_rank(mine))
 
     def _part_of(
-        self,
-        parts: list[Part],
-        biases: list[torch.Tensor],
-        activation: Activation,
-        is_head: bool,
-        outputs: Sequence[slice] | None,
-        inputs: slice | None,
+        self, parts: list[Part], biases: list[torch.Tensor], activation: Activation, mine: RankPart
     ) -> Linear:
         """Makes a layer of this rank's parts."""
-        if self.shard.size > 1 and outputs is not None:
-            parts = [outputs_of(part, mine) for part, mine in zip(parts, outputs, strict=True)]
-            biases = [each[mine] for each, mine in zip(biases, outputs, strict=False)]
-        if self.shard.size == 1 or inputs is None:
-            return self._ops.linear_weight(parts, biases or None, activation, is_head)
-        parts = [inputs_of(part, inputs) for part in parts]
+        if self.shard.size > 1 and mine.outputs is not None:
+            parts = [outputs_of(part, some) for part, some in zip(parts, mine.outputs, strict=True)]
+            biases = [each[some] for each, some in zip(biases, mine.outputs, strict=False)]
+        if self.shard.size == 1 or mine.inputs is None:
+            return self._ops.linear_weight(parts, biases or None, activation)
+        parts = [inputs_of(part, mine.inputs) for part in parts]
         own_biases = biases if self.shard.leads else []
         return self._ops.linear_weight(parts, own_biases or None, activation, split=Split.INPUTS)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from alignedserve.models.config import REGEX, QuantisedConfig
 from alignedserve.models.fields import Fields
+from alignedserve.models.quantised.config import REGEX, QuantisedConfig
 
 # The kernels need integer groups in multiples of 32, and FP8 groups in multiples of two.
 INT_BLOCK, FP8_BLOCK = 32, 2

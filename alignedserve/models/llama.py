@@ -22,6 +22,7 @@ from alignedserve.models.mlp import GPT_OSS_NAMES, MIXTRAL_NAMES, ExpertNames, M
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import AttentionSpec, Linear, Ops, Projected, Value
+from alignedserve.ops.shard import RankPart
 from alignedserve.ops.step import StepInputs
 
 
@@ -124,7 +125,7 @@ def _decoder_layer(
             [hidden],
             config.num_heads * config.head_dim,
             bias=config.attention_out_bias,
-            inputs=layers.shard.part(config.num_heads, config.head_dim),
+            mine=RankPart(inputs=layers.shard.part(config.num_heads, config.head_dim)),
         ),
         # Llama's norm before the MLP has the name of Gemma's norm after attention.
         attention_post_norm=post_norm("post_attention_layernorm"),
@@ -163,8 +164,8 @@ def _qkv(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     widths, hidden = [q_size, kv_size, kv_size], config.hidden_size
     kv_part = layers.shard.part(config.num_kv_heads, config.head_dim)
-    mine = [layers.shard.part(config.num_heads, config.head_dim), kv_part, kv_part]
+    mine = RankPart(outputs=[layers.shard.part(config.num_heads, config.head_dim), kv_part, kv_part])
     if config.fused_projections:
-        return layers.linear_split(f"{prefix}.qkv_proj", widths, hidden, config.qkv_bias, outputs=mine)
+        return layers.linear_split(f"{prefix}.qkv_proj", widths, hidden, config.qkv_bias, mine=mine)
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
-    return layers.linear(names, widths, hidden, config.qkv_bias, outputs=mine)
+    return layers.linear(names, widths, hidden, config.qkv_bias, mine=mine)

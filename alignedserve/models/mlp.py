@@ -10,6 +10,7 @@ from alignedserve.models.config import ModelConfig, MoeConfig
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ClampedSwiglu, Expert, ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import inputs_of, outputs_of
+from alignedserve.ops.shard import RankPart
 
 
 class Mlp(Protocol):
@@ -67,7 +68,7 @@ def make_mlp(
             [hidden],
             inner,
             bias=config.mlp_bias,
-            inputs=layers.shard.part(inner),
+            mine=RankPart(inputs=layers.shard.part(inner)),
         ),
         post_norm=post_norm,
     )
@@ -75,12 +76,13 @@ def make_mlp(
 
 def _gate_up(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
     hidden, widths = config.hidden_size, [config.intermediate_size] * 2
-    activation, mine = Activation(config.activation), [layers.shard.part(config.intermediate_size)] * 2
+    activation = Activation(config.activation)
+    mine = RankPart(outputs=[layers.shard.part(config.intermediate_size)] * 2)
     if config.fused_projections:
         name = f"{prefix}.gate_up_proj"
         return layers.linear_split(name, widths, hidden, config.mlp_bias, activation, mine)
     names = [f"{prefix}.{part}_proj" for part in ("gate", "up")]
-    return layers.linear(names, widths, hidden, config.mlp_bias, activation, outputs=mine)
+    return layers.linear(names, widths, hidden, config.mlp_bias, activation, mine)
 
 
 def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> ExpertMlp:

@@ -10,6 +10,7 @@ from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Projected, Value
+from alignedserve.ops.shard import RankPart
 from alignedserve.ops.step import StepInputs
 
 # OPT's position table begins with two rows for padding.
@@ -113,7 +114,7 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> OptLayer:
             [hidden] * 3,
             hidden,
             bias=config.qkv_bias,
-            outputs=[heads] * 3,
+            mine=RankPart(outputs=[heads] * 3),
         ),
         attention=AttentionSpec(
             layer=index,
@@ -124,7 +125,11 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> OptLayer:
             outputs_only=index == config.num_layers - 1,
         ),
         attention_out=layers.linear(
-            [f"{prefix}.self_attn.out_proj"], [hidden], hidden, bias=config.attention_out_bias, inputs=heads
+            [f"{prefix}.self_attn.out_proj"],
+            [hidden],
+            hidden,
+            bias=config.attention_out_bias,
+            mine=RankPart(inputs=heads),
         ),
         mlp_norm=_norm(config, layers, f"{prefix}.final_layer_norm"),
         up=layers.linear(
@@ -133,7 +138,9 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> OptLayer:
             hidden,
             bias=config.mlp_bias,
             activation=Activation(config.activation),
-            outputs=[mine],
+            mine=RankPart(outputs=[mine]),
         ),
-        down=layers.linear([f"{prefix}.fc2"], [hidden], inner, bias=config.mlp_bias, inputs=mine),
+        down=layers.linear(
+            [f"{prefix}.fc2"], [hidden], inner, bias=config.mlp_bias, mine=RankPart(inputs=mine)
+        ),
     )

@@ -9,11 +9,12 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.heap import return_free_pages
-from alignedserve.models.quantised import StoredTensor, check_expert, check_layer, take_expert, take_layer
+from alignedserve.models.quantised.config import QuantisedConfig
+from alignedserve.models.quantised.layers import check_expert, check_layer, take_expert, take_layer
+from alignedserve.models.quantised.layout import StoredTensor
 from alignedserve.models.safetensors_file import SafetensorsFile
 from alignedserve.ops.quantise import Part
 

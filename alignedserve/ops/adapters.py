@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from alignedserve.ops.shard import RankPart
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -73,13 +75,10 @@ class LayerAdapters:
         deltas = [pieces(delta) for (delta,) in self.deltas]
         return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
-    def of_rank(self, outputs: Sequence[slice] | None, inputs: slice | None) -> LayerAdapters:
-        """The adapters of a layer that has only these `outputs` of each part, or only these `inputs`, if given.
-
-        With a part of the inputs, the layer yields a part of a sum, and the adapters add a part of a sum, too.
-        """
-        mine = outputs or [slice(out) for out in self.out_features]
-        of_a = inputs or slice(self.in_features)
+    def of_rank(self, part: RankPart) -> LayerAdapters:
+        """The adapters of a rank's part. With a part of the inputs, layer and adapters yield parts of a sum."""
+        mine = part.outputs or [slice(out) for out in self.out_features]
+        of_a = part.inputs or slice(self.in_features)
 
         def part_of(delta: Delta | None, rows: slice) -> Delta | None:
             return delta and Delta(delta.a[:, of_a], delta.b[rows])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from alignedserve.kernels.cpu.program import Program, Rows, Value
@@ -11,30 +13,33 @@ from alignedserve.ops.base import CompiledModel
 from alignedserve.ops.step import StepInputs
 
 
+@dataclass(frozen=True)
+class Programs:
+    """A model's recorded functions, each with its result."""
+
+    forward: Program
+    hidden: Value
+    logits: Program
+    # The result of `logits`.
+    result: torch.Tensor
+    final_states: tuple[Program, Value] | None = None
+
+
 class CpuModel(CompiledModel):
     def __init__(
         self,
         step: StepInputs,
-        forward_program: Program,
-        hidden: Value,
-        logits_program: Program,
-        logits: torch.Tensor,
+        programs: Programs,
         max_rows: int,
         num_threads: int | None,
-        final: tuple[Program, Value] | None = None,
         ranks: RankMemory | None = None,
     ) -> None:
-        """`final`: the program of `final_states`, and its result. `ranks`: the memory that programs of all ranks
-        share."""
+        """`ranks`: the memory that programs of all ranks share."""
         _check_step(step)
         self._step = step
-        self._forward = forward_program
-        self._hidden = hidden
-        self._logits = logits_program
-        self._result = logits
+        self._programs = programs
         self._max_rows = max_rows
         self._num_threads = num_threads
-        self._final = final
         self._ranks = ranks
         self._struct = Step(
             positions=step.positions.data_ptr(),
@@ -59,10 +64,9 @@ class CpuModel(CompiledModel):
         self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
         self._describe_kept()
         self._describe_adapters()
-        self._run(self._forward)
-        return self._hidden.tensor[
-            : step.num_outputs if self._hidden.rows is Rows.OUTPUTS else step.num_tokens
-        ]
+        self._run(self._programs.forward)
+        hidden = self._programs.hidden
+        return hidden.tensor[: step.num_outputs if hidden.rows is Rows.OUTPUTS else step.num_tokens]
 
     def _describe_kept(self) -> None:
         kept = self._step.kept_inputs
@@ -82,13 +86,13 @@ class CpuModel(CompiledModel):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         self._choose(rows)
-        self._run(self._logits)
-        return self._result[: len(rows)]
+        self._run(self._programs.logits)
+        return self._programs.result[: len(rows)]
 
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._final is None:
+        if self._programs.final_states is None:
             raise RuntimeError("compiled without final_states")
-        program, states = self._final
+        program, states = self._programs.final_states
         self._choose(rows)
         self._run(program)
         return states.tensor[: len(rows)].float()
@@ -110,10 +114,11 @@ class CpuModel(CompiledModel):
     def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
         """Runs the step and the logits of `rows`. Returns every operation with its seconds."""
         timed: list[tuple[Op, float]] = []
+        forward, logits = self._programs.forward, self._programs.logits
         self.forward()
-        timed += zip(self._forward.ops, self._forward.profile(self._struct), strict=True)
+        timed += zip(forward.ops, forward.profile(self._struct), strict=True)
         self.logits(rows)
-        timed += zip(self._logits.ops, self._logits.profile(self._struct), strict=True)
+        timed += zip(logits.ops, logits.profile(self._struct), strict=True)
         return timed
 
     def _run(self, program: Program) -> None:

@@ -46,7 +46,7 @@ from alignedserve.ops.base import (
     place_of,
 )
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
-from alignedserve.ops.cpu_model import CpuModel
+from alignedserve.ops.cpu_model import CpuModel, Programs
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import INT4, Part, plain_parts, quantised_parts
 from alignedserve.ops.ranks import RankGroup
@@ -493,10 +493,8 @@ class CpuOps(Ops):
                 self._start_recording(max_rows)
                 states = final_states(self._gather(hidden))
                 final = self._program, states
-            threads = self.num_threads
-            return CpuModel(
-                step, forward_program, hidden, logits_program, result, max_rows, threads, final, self._ranks
-            )
+            programs = Programs(forward_program, hidden, logits_program, result, final)
+            return CpuModel(step, programs, max_rows, self.num_threads, self._ranks)
         finally:
             self._step = None
             self._start_recording(0)

@@ -39,11 +39,7 @@ from alignedserve.ops.torch_attention import attend_sequence
 
 class CudaAttention:
     def __init__(
-        self,
-        cache: torch.Tensor,
-        step: StepInputs,
-        decode_kernel: str,
-        groups: LayerGroups | None = None,
+        self, cache: torch.Tensor, step: StepInputs, decode_kernel: str, groups: LayerGroups | None = None
     ) -> None:
         self._cache = cache
         self._groups = groups or one_group(cache.shape[1])
@@ -53,8 +49,9 @@ class CudaAttention:
         self._num_sms = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
         )
+        self._shared_plans: SharedPlans | None = None
         if decode_kernel == "shared":
-            step.shared_plans = SharedPlans(cache, step.max_seqs, self._num_sms)
+            step.shared_plans = self._shared_plans = SharedPlans(cache, step.max_seqs, self._num_sms)
         self._scratch: dict[int, DecodeScratch] = {}
         self._plans: dict[tuple[int, int | None, int], torch.Tensor] = {}
         # Plans that were made in this step.
@@ -141,7 +138,7 @@ class CudaAttention:
         """`element_bytes`: bytes per value of q."""
         if spec.num_heads not in self._scratch:
             heads_per_kv = spec.num_heads // spec.num_kv_heads
-            is_shared = self._step.shared_plans is not None
+            is_shared = self._shared_plans is not None
             tuning = decode_tuning(
                 heads_per_kv, spec.head_dim, element_bytes, is_coded(self._cache), is_shared
             )
@@ -157,12 +154,12 @@ class CudaAttention:
         return self._scratch[spec.num_heads]
 
     def _shared(self, spec: AttentionSpec, group: int, element_bytes: int) -> Shared | None:
-        plans = self._step.shared_plans
+        plans = self._shared_plans
         return plans.of_layer(spec, group, element_bytes) if plans else None
 
     def _key(self, spec: AttentionSpec, group: int) -> tuple[int, int | None, int]:
         """Groups of layers differ only in their blocks, and so in what sequences have in common."""
-        return spec.num_heads, spec.sliding_window, group if self._step.shared_plans else 0
+        return spec.num_heads, spec.sliding_window, group if self._shared_plans else 0
 
     def _make_plan(self, spec: AttentionSpec, group: int, element_bytes: int) -> None:
         key = self._key(spec, group)

@@ -7,6 +7,7 @@ are joined for the leading rank, which chooses tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +21,18 @@ class Split(Enum):
     INPUTS = "inputs"
     # Each rank has some of the outputs. The leading rank gets all of them.
     OUTPUTS = "outputs"
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """The part of a linear layer that a rank has: the whole layer by default."""
+
+    # Some outputs of each layer of the checkpoint.
+    outputs: Sequence[slice] | None = None
+    inputs: slice | None = None
+
+
+WHOLE = RankPart()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,15 @@ from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.step_adapters import StepAdapters
 from alignedserve.ops.step_shape import Ladder, StepShape
 
-if TYPE_CHECKING:
-    from alignedserve.ops.shared_plans import SharedPlans
+
+class StepPlans(Protocol):
+    """Plans that a backend makes for each step (`shared_plans.py`)."""
+
+    def fill(self, step: StepInputs, num_decodes: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def upload(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -83,49 +90,18 @@ class StepInputs:
             "outputs": max_tokens,
             "block_table": max_seqs * num_groups * max_blocks_per_seq,
         }
-        offsets = _offsets(sizes)
-        self._table_offset = offsets["block_table"]
-        size = self._table_offset + sizes["block_table"]
+        places = _places(sizes)
+        self._table_offset, size = places["block_table"].start, places["block_table"].stop
         self._device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
         is_on_host = self._device_buffer.device.type == "cpu"
         self._host_buffer = self._device_buffer if is_on_host else torch.zeros_like(
             self._device_buffer, device="cpu"
         ).pin_memory()  # fmt: skip
-
-        def view(name: str) -> torch.Tensor:
-            return self._device_buffer[offsets[name] : offsets[name] + sizes[name]]
-
-        def host_view(name: str) -> np.ndarray:
-            array: np.ndarray = self._host_buffer[offsets[name] : offsets[name] + sizes[name]].numpy()
-            return array
-
-        # One entry per token.
-        self.token_ids = view("token_ids")
-        self.positions = view("positions")
-        # [group, token]: where its K and V go, block id * block size + offset within the block. For sequences with kept
-        # inputs, these are blocks of restored KV, here and in the block table.
-        self.slots = view("slots").view(num_groups, -1)[:, :max_tokens]
-        # Per output, its token. Ascending; the outputs of a sequence are a run of its tokens, or none.
-        self.outputs = view("outputs")
-        # One entry per sequence.
-        self.query_start = view("query_start")
-        # Tokens of the sequence with KV after this step, its own queries included.
-        self.context_len = view("context_len")
-        # 1 if the sequence fills its blocks from the last slot down, else 0.
-        self.is_reversed = view("is_reversed")
-        # One entry per chunk, a sequence that computes more than one token. Chunks are the last sequences, from
-        # `first_chunk` on. The entries are where the chunk's tokens begin, and where its context begins among the
-        # chunks' contexts.
-        self.first_chunk = view("first_chunk")
-        self.chunk_start = view("chunk_start")
-        self.context_start = view("context_start")
-        # Sequence s's blocks of group g begin at (s * num_groups + g) * table_stride. Rows are only as wide as this
-        # step needs.
-        self.flat_block_table = view("block_table")
-        self.table_stride = view("table_stride")
-        host_views = {name: host_view(name) for name in sizes}
+        host = self._host_buffer.numpy()
+        host_views = {name: host[place] for name, place in places.items()}
         host_views["slots"] = host_views["slots"].reshape(num_groups, -1)[:, :max_tokens]
         self.host = HostStep(**host_views)
+        self._name_views({name: self._device_buffer[place] for name, place in places.items()})
         # The width of the block table's rows, and the number of columns in use.
         self.num_columns = self._num_filled = max_blocks_per_seq
         # Copies the host's buffer to the device's: (host, device).
@@ -139,7 +115,34 @@ class StepInputs:
         self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
         self.adapters = StepAdapters(max_tokens, device) if has_adapters else None
         # Given by a backend that reads keys once for several sequences.
-        self.shared_plans: SharedPlans | None = None
+        self.shared_plans: StepPlans | None = None
+
+    def _name_views(self, views: dict[str, torch.Tensor]) -> None:
+        """`views`: parts of the device's buffer."""
+        # One entry per token.
+        self.token_ids = views["token_ids"]
+        self.positions = views["positions"]
+        # [group, token]: where its K and V go, block id * block size + offset within the block. For sequences with kept
+        # inputs, these are blocks of restored KV, here and in the block table.
+        self.slots = views["slots"].view(self.num_groups, -1)[:, : self.max_tokens]
+        # Per output, its token. Ascending; the outputs of a sequence are a run of its tokens, or none.
+        self.outputs = views["outputs"]
+        # One entry per sequence.
+        self.query_start = views["query_start"]
+        # Tokens of the sequence with KV after this step, its own queries included.
+        self.context_len = views["context_len"]
+        # 1 if the sequence fills its blocks from the last slot down, else 0.
+        self.is_reversed = views["is_reversed"]
+        # One entry per chunk, a sequence that computes more than one token. Chunks are the last sequences, from
+        # `first_chunk` on. The entries are where the chunk's tokens begin, and where its context begins among the
+        # chunks' contexts.
+        self.first_chunk = views["first_chunk"]
+        self.chunk_start = views["chunk_start"]
+        self.context_start = views["context_start"]
+        # Sequence s's blocks of group g begin at (s * num_groups + g) * table_stride. Rows are only as wide as this
+        # step needs.
+        self.flat_block_table = views["block_table"]
+        self.table_stride = views["table_stride"]
 
     @property
     def has_adapters(self) -> bool:
@@ -296,13 +299,13 @@ class StepInputs:
         device[:used].copy_(host[:used], non_blocking=True)
 
 
-def _offsets(sizes: dict[str, int]) -> dict[str, int]:
-    """The offsets of the parts. Each is a multiple of 16 bytes, which kernels are compiled for."""
-    offsets, end = {}, 0
+def _places(sizes: dict[str, int]) -> dict[str, slice]:
+    """The places of the parts. Each begins at a multiple of 16 bytes, which kernels are compiled for."""
+    places, begin = {}, 0
     for name, size in sizes.items():
-        offsets[name] = end
-        end += _aligned(size)
-    return offsets
+        places[name] = slice(begin, begin + size)
+        begin += _aligned(size)
+    return places
 
 
 def _aligned(size: int) -> int:

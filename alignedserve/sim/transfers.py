@@ -57,6 +57,16 @@ class SimChannels:
     staging_share: float = 0.0
 
 
+@dataclass(frozen=True)
+class CopySteps:
+    # Begins the copy, or returns why that is impossible.
+    begin: Callable[[], str | None]
+    # Ends the copy. Called with the error that stopped the copy, or with None when every byte has arrived. Returns the
+    # error to report.
+    end: Callable[[str | None], str | None]
+    done: Done
+
+
 @dataclass(eq=False)
 class Copy:
     transfer: TransferId
@@ -65,12 +75,7 @@ class Copy:
     num_bytes: int
     channel: CopyChannel
     crossings: Crossings
-    # Begins the copy, or returns why that is impossible.
-    begin: Callable[[], str | None]
-    # Ends the copy. Called with the error that stopped the copy, or with None when every byte has arrived. Returns the
-    # error to report.
-    end: Callable[[str | None], str | None]
-    done: Done
+    steps: CopySteps
     # The share of its bytes after which the copy fails; None: it succeeds.
     share: float | None
     has_begun: bool = False
@@ -125,7 +130,7 @@ class Lane:
             *_, copy = heapq.heappop(self._waiting)
             if copy.is_over:
                 continue
-            error = FAILS_SO if copy.share == 0.0 else copy.begin()
+            error = FAILS_SO if copy.share == 0.0 else copy.steps.begin()
             copy.has_begun = copy.has_begun or error is None
             if error is not None:
                 self._finish(copy, error)
@@ -150,14 +155,14 @@ class Lane:
     def _finish(self, copy: Copy, error: str | None) -> None:
         copy.is_over = True
         if copy.has_begun:
-            error = copy.end(error)
+            error = copy.steps.end(error)
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
         outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
         if copy.wrong_block is not None:
             outcome = replace(
                 outcome, wrong_block=copy.wrong_block, num_checked=1, num_changed=copy.num_changed
             )
-        self._completions.post(copy.done, outcome)
+        self._completions.post(copy.steps.done, outcome)
 
 
 class SimTransfers:
@@ -228,7 +233,7 @@ class SimTransfers:
             return None
 
         channel, crossings = self._channels.load, self._channels.ports.from_pool
-        copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
+        copy = self._copy("load", [key], len(pairs), channel, crossings, CopySteps(begin, end, done))
         self._loads.start(copy, is_urgent)
 
     def save(
@@ -246,7 +251,8 @@ class SimTransfers:
             return error
 
         channel, crossings = self._channels.save, self._channels.ports.to_pool
-        copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
+        steps = CopySteps(lambda: None, end, done)
+        copy = self._copy("save", [key], len(pairs), channel, crossings, steps)
         # The copy holds its pool blocks from here on, even while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
@@ -344,7 +350,8 @@ class SimTransfers:
             return None
 
         crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
-        copy = self._copy("pull", keys, len(owners), self._channels.pull, crossings, begin, end, done)
+        steps = CopySteps(begin, end, done)
+        copy = self._copy("pull", keys, len(owners), self._channels.pull, crossings, steps)
         lane.start(copy, is_urgent=False)
 
     def to_pull(self, owners: Sequence[RequestKey], blocks: Sequence[BlockId]) -> list[Content]:
@@ -380,13 +387,9 @@ class SimTransfers:
         num_blocks: int,
         channel: CopyChannel,
         crossings: Crossings,
-        begin: Callable[[], str | None],
-        end: Callable[[str | None], str | None],
-        done: Done,
+        steps: CopySteps,
     ) -> Copy:
         form = self.engine.format
         num_bytes = num_blocks * (form.block_bytes if what == "pull" else form.pool_block_bytes)
         share = self._world.faults.copy_share(what, keys[0])
-        return Copy(
-            self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done, share
-        )
+        return Copy(self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, steps, share)

@@ -40,6 +40,10 @@ class StopStrings:
         searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
         if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
+        return self._cut_at_first(text, searched)
+
+    def _cut_at_first(self, text: str, searched: int) -> str | None:
+        """Ends the text at the first stop string, and returns that. `searched`: leading characters without one."""
         # Only a match that ends within the new text can be new.
         found = [(text.find(string, max(0, searched - len(string) + 1)), string) for string in self._strings]
         hits = [(position, string) for position, string in found if position >= 0]

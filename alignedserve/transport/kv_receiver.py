@@ -13,7 +13,7 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, TransferId, TransferIds
 from alignedserve.transport.group import SETUP_TIMEOUT_S
 from alignedserve.transport.runs import TransferSpec
-from alignedserve.transport.sender_connection import SenderConnection
+from alignedserve.transport.sender_connection import Sender, SenderConnection
 from alignedserve.types import InstanceId
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -65,16 +65,15 @@ class KVReceiver:
         return self._connections[source].error if source in self._connections else None
 
     def _to(self, source: InstanceId, address: str, timeout_s: float) -> SenderConnection:
-        connection = self._connections.get(source)
-        if connection is not None and (connection.error is not None or connection.address != address):
+        connection, sender = self._connections.get(source), Sender(source, address)
+        if connection is not None and (connection.error is not None or connection.sender != sender):
             self.drop(source)
             connection = None
         if connection is None:
             connection = self._connections[source] = SenderConnection(
                 self._transport,
                 self._parts,
-                source,
-                address,
+                sender,
                 self._me,
                 self._ids,
                 self._completions,

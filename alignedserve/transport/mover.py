@@ -55,26 +55,33 @@ class _CopyJob:
     stop_reason: str | None = None
 
 
+@dataclass(frozen=True)
+class PoolBlocks:
+    # One per block.
+    rows: NDArray[np.uint8]
+    # None: that of the cache.
+    form: BlockFormat | None = None
+    checks: BlockChecks | None = None
+
+
 class Mover:
     def __init__(
         self,
         parts: Sequence[torch.Tensor],
-        pool: NDArray[np.uint8],
+        pool: PoolBlocks,
         epoch: Epoch,
         completions: Completions,
         clock: Callable[[], float] = time.monotonic,
         num_threads: int = 2,
         quick_bytes: int = 0,
-        pool_format: BlockFormat | None = None,
-        checks: BlockChecks | None = None,
     ) -> None:
-        """`parts`: the cache's blocks, per rank. `pool`: one row per block. Transfers of less than `quick_bytes` of the
-        cache run on the thread that starts them. `pool_format`: the format of the pool's blocks; None if it is the
-        cache's. `checks`: those of the pool's blocks."""
-        self._copier = make_copier(parts, pool, num_threads, pool_format)
-        self._pool_format = pool_format
-        self._checks = checks or BlockChecks(pool, np.zeros(len(pool), np.uint64), share=0.0)
-        self._num_blocks, self._num_pool_blocks, self._block_bytes = len(parts[0]), len(pool), pool.shape[1]
+        """`parts`: the cache's blocks, per rank. Transfers of less than `quick_bytes` of the cache run on the thread
+        that starts them."""
+        self._copier = make_copier(parts, pool, num_threads)
+        self._pool_format = pool.form
+        self._num_blocks, (self._num_pool_blocks, self._block_bytes) = len(parts[0]), pool.rows.shape
+        words = np.zeros(self._num_pool_blocks, np.uint64)
+        self._checks = pool.checks or BlockChecks(pool.rows, words, share=0.0)
         self._cache_block_bytes = sum(part[0].nbytes for part in parts)
         self._ids = TransferIds(epoch)
         self._completions = completions
@@ -240,28 +247,24 @@ class _Lane:
         self._thread.join()
 
 
-def make_copier(
-    parts: Sequence[torch.Tensor],
-    pool: NDArray[np.uint8],
-    num_threads: int = 1,
-    pool_format: BlockFormat | None = None,
-) -> Copier:
-    """`parts`: the blocks per rank. `pool_format`: the format of the pool's blocks; None if it is the cache's."""
+def make_copier(parts: Sequence[torch.Tensor], pool: PoolBlocks, num_threads: int = 1) -> Copier:
+    """`parts`: the blocks per rank."""
     make, part_bytes, where = _plain_copier, parts[0][0].nbytes, "in the cache"
-    if pool_format is not None and pool_format.encoding == "kv-int8":
+    if pool.form is not None and pool.form.encoding == "kv-int8":
         # Imported here because plain copies need no kernel.
         from alignedserve.kernels.kv_int8 import stored_bytes
         from alignedserve.transport.int8_copiers import make_int8_copier
 
         make, part_bytes, where = make_int8_copier, stored_bytes(parts[0]), "when stored as int8"
-    if pool.shape[1:] != (len(parts) * part_bytes,):
+    rows = pool.rows
+    if rows.shape[1:] != (len(parts) * part_bytes,):
         raise RuntimeError(
-            f"blocks of {len(parts) * part_bytes} bytes {where}, of shape {pool.shape[1:]} in the pool"
+            f"blocks of {len(parts) * part_bytes} bytes {where}, of shape {rows.shape[1:]} in the pool"
         )
-    pieces = [pool[:, first : first + part_bytes] for first in range(0, pool.shape[1], part_bytes)]
+    pieces = [rows[:, first : first + part_bytes] for first in range(0, rows.shape[1], part_bytes)]
     copiers = [make(part, piece, num_threads) for part, piece in zip(parts, pieces, strict=True)]
-    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, pool.shape[1])
-    return PinningCopier(copier, pool) if parts[0].is_cuda else copier
+    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, rows.shape[1])
+    return PinningCopier(copier, rows) if parts[0].is_cuda else copier
 
 
 def _plain_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:

@@ -58,24 +58,28 @@ class _PullJob:
         return Pull(self.transfer, keys, blocks, self.deadline_s - time.monotonic())
 
 
+@dataclass(frozen=True)
+class Sender:
+    instance_id: InstanceId
+    address: str
+
+
 class SenderConnection:
     def __init__(
         self,
         transport: str,
         parts: Sequence[torch.Tensor],
-        peer: InstanceId,
-        address: str,
+        sender: Sender,
         me: Identity,
         ids: TransferIds,
         completions: Completions,
         setup_timeout_s: float,
     ) -> None:
-        self.address = address
+        self.sender = sender
         # Why the connection is broken; None while it works.
         self.error: str | None = None
         self._transport = transport
         self._parts = [as_bytes(part) for part in parts]
-        self._peer = peer
         self._me = me
         self._ids = ids
         self._completions = completions
@@ -86,7 +90,9 @@ class SenderConnection:
         # The channel belongs to the thread, but any thread may shut it.
         self._channel: Channel | None = None
         self._wake_fd = os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name=f"sender-connection-{peer}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"sender-connection-{sender.instance_id}", daemon=True
+        )
         self._thread.start()
 
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
@@ -131,7 +137,7 @@ class SenderConnection:
             self._break(reason)
 
     def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, ReceiverEnd]:
-        host, port = self.address.rsplit(":", 1)
+        host, port = self.sender.address.rsplit(":", 1)
         deadline_s = time.monotonic() + self._setup_timeout_s
         channel = Channel(socket.create_connection((host, int(port)), timeout=remaining_s(deadline_s)))
         open_things.callback(channel.close)
@@ -151,7 +157,7 @@ class SenderConnection:
     def _handshake_request(self) -> HandshakeRequest:
         me = self._me
         return HandshakeRequest(
-            self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._transport}
+            self.sender.instance_id, me.instance_id, me.epoch, me.fingerprint | {"link": self._transport}
         )
 
     def _next_job(self, channel: Channel) -> _PullJob | None:
@@ -202,7 +208,7 @@ class SenderConnection:
 
     def _break(self, reason: str) -> None:
         with self._lock:
-            self.error = f"connection to {self._peer}: {reason}"
+            self.error = f"connection to {self.sender.instance_id}: {reason}"
             os.close(self._wake_fd)
             jobs = list(self._jobs)
             self._jobs.clear()

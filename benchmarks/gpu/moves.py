@@ -25,7 +25,7 @@ from alignedserve.kvpool.segment import DIRECTORY, Segment
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.cuda import DriverCopies
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestId, RequestKey
 from benchmarks.gpu.bench import Bench
@@ -82,7 +82,7 @@ def plain(bench: Bench, form: BlockFormat) -> Row:
     with pool_memory(form, num_blocks) as (pool, kind):
         cache = torch.randint(0, 1 << 30, shape, dtype=torch.int32, device=bench.device)
         completions = Completions()
-        mover = Mover([cache], pool, Epoch(1), completions)
+        mover = Mover([cache], PoolBlocks(pool), Epoch(1), completions)
         try:
             row = _rates(bench, mover, completions, scattered(num_blocks, seed=0), cache, pool)
         finally:
@@ -187,7 +187,7 @@ def beside(
         # Small random numbers: later requests may use loaded blocks as KV, although these are never attended to.
         pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape[1], dtype=np.uint8)
         completions = Completions()
-        mover = Mover(engine.cache.parts, pool, Epoch(1), completions)
+        mover = Mover(engine.cache.parts, PoolBlocks(pool), Epoch(1), completions)
         try:
             with Decoding(engine, lengths, max_steps) as batch:
                 row = _alternate(batch, Traffic(mover, completions, pairs), rounds, num_steps)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.fields import Fields
 from alignedserve.models.hf_quantised import read_quantised
+from alignedserve.models.quantised.config import QuantisedConfig
 from tests.quantised_checkpoints import FORMATS
 
 PACKED: dict[str, Any] = FORMATS["w4a16-128"].config

@@ -13,6 +13,7 @@ from alignedserve.ops import cuda_attention
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.cuda_attention import CudaAttention
 from alignedserve.ops.cuda_shapes import chunk_shapes
+from alignedserve.ops.shared_plans import SharedPlans
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
 from alignedserve.ops.torch_attention import paged_attention
@@ -174,7 +175,7 @@ def test_plans_of_shared_keys_are_made_for_each_step_and_group(
     groups = LayerGroups((PLACE, GroupedLayer(1, 0)), 1, num_full=2, num_sliding=0)
     cache = to_rows(torch.randn(90, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), kv_dtype)
     attention = CudaAttention(cache, step, "shared", groups)
-    assert step.shared_plans is not None
+    assert isinstance(step.shared_plans, SharedPlans)
     common, elsewhere = list(range(32)), list(range(32, 64))
     # All three decodes have 128 tokens in common in the first group, and the last two in the second one.
     work = [

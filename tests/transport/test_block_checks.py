@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.block_checks import BlockChecks, Words, are_drawn, checksum
 from alignedserve.transport.completions import Completions, Outcome
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import Run, merge
 from alignedserve.types import Epoch
 from tests.transport.helpers import KEY, Outcomes, bytes_of, filled_blocks, pairs
@@ -35,7 +35,7 @@ class Rig:
         self.pool, self.words = pool, words
         self.completions = Completions()
         self.checks = BlockChecks(pool, self.words, share)
-        self.mover = Mover(parts, pool, Epoch(1), self.completions, pool_format=form, checks=self.checks)
+        self.mover = Mover(parts, PoolBlocks(pool, form, self.checks), Epoch(1), self.completions)
 
     def save(self, *places: tuple[int, int]) -> Outcome:
         outcomes = Outcomes()

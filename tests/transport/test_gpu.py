@@ -14,7 +14,7 @@ from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId
 from tests.transport.helpers import KEY, Outcomes, block_ids, bytes_of, filled_blocks, identity, pairs
@@ -32,7 +32,7 @@ def test_blocks_go_to_pinned_memory_and_back_after_what_was_computed_before() ->
     cache = torch.zeros((4, MIB // 4), device="cuda")
     pool = np.frombuffer(mmap.mmap(-1, 8 * MIB), np.uint8).reshape(8, MIB)
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover([cache], pool, Epoch(1), completions)
+    mover = Mover([cache], PoolBlocks(pool), Epoch(1), completions)
     for _ in range(1000):
         cache += 1.0
     mover.save(KEY, pairs((0, 5), (2, 7)), outcomes.append)
@@ -60,7 +60,7 @@ def test_both_directions_at_once_in_one_call_or_many(
     order = np.random.default_rng(1).permutation(num_blocks).tolist()
     half = num_blocks // 2
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover([cache], pool, Epoch(1), completions)
+    mover = Mover([cache], PoolBlocks(pool), Epoch(1), completions)
     mover.save(KEY, pairs(*enumerate(order[:half])), outcomes.append)
     mover.load(KEY, pairs(*enumerate(order[half:], start=half)), outcomes.append)
     while len(outcomes) < 2:
@@ -89,7 +89,7 @@ def test_blocks_are_quantised_on_the_way_to_the_pool_and_restored_on_the_way_bac
     pool = np.frombuffer(mmap.mmap(-1, 20 * stored.block_bytes), np.uint8).reshape(20, stored.block_bytes)
     order = np.random.default_rng(1).permutation(20)[:18].tolist()
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover([cache], pool, Epoch(1), completions, pool_format=stored)
+    mover = Mover([cache], PoolBlocks(pool, stored), Epoch(1), completions)
     mover.save(KEY, pairs(*enumerate(order)), outcomes.append, num_empty=11)
     assert completions.run(timeout_s=60) == 1
     apart = np.abs(pool[order].astype(int) - expected.numpy().astype(int))

@@ -13,7 +13,7 @@ from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import ALONE_BYTES
 from alignedserve.transport.int8_copiers import Int8Buffer, pairs_of
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import Run, tail_of
 from alignedserve.types import Epoch
 from tests.transport.helpers import KEY, Outcomes, pairs
@@ -38,7 +38,7 @@ class Copies:
     def __init__(self, cache: torch.Tensor, pool: np.ndarray, form: BlockFormat = STORED) -> None:
         self._completions = Completions()
         self.outcomes = Outcomes()
-        self.mover = Mover([cache], pool, Epoch(1), self._completions, pool_format=form)
+        self.mover = Mover([cache], PoolBlocks(pool, form), Epoch(1), self._completions)
 
     def save(self, places: list[tuple[int, int]], num_empty: int) -> None:
         self.mover.save(KEY, pairs(*places), self.outcomes.append, num_empty=num_empty)
@@ -128,7 +128,7 @@ def test_a_pool_of_another_format_is_an_error_with_both_numbers() -> None:
     with pytest.raises(
         RuntimeError, match=rf"{STORED.block_bytes} bytes when stored as int8, .*{FORM.block_bytes}"
     ):
-        Mover([new_cache()], new_pool(FORM), Epoch(1), Completions(), pool_format=STORED)
+        Mover([new_cache()], PoolBlocks(new_pool(FORM), STORED), Epoch(1), Completions())
 
 
 @st.composite

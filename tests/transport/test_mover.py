@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome, TransferId
 from alignedserve.transport.copiers import GROUP_BYTES, HostCopier, groups
-from alignedserve.transport.mover import Mover
+from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import MAX_PIECE_BYTES, Run
 from alignedserve.types import Epoch, RequestKey
 from tests.transport.helpers import KEY, Outcomes, bytes_of, empty_blocks, filled_blocks, pairs, until
@@ -54,7 +54,7 @@ def mover(
     cache: torch.Tensor, pool: np.ndarray[tuple[int, int], np.dtype[np.uint8]], completions: Completions
 ) -> Iterator[Mover]:
     others = set(threading.enumerate())
-    mover = Mover([cache], pool, EPOCH, completions)
+    mover = Mover([cache], PoolBlocks(pool), EPOCH, completions)
     yield mover
     mover.close()
     assert not mover.num_pending
@@ -82,7 +82,7 @@ def test_what_is_saved_and_loaded_arrives_and_nothing_else_changes(
         expected_cache[here] = expected_pool[there]
 
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover([cache], pool, EPOCH, completions)
+    mover = Mover([cache], PoolBlocks(pool), EPOCH, completions)
     mover.save(KEY, pairs(*saved), outcomes.append)
     mover.load(KEY, pairs(*loaded), outcomes.append)
     while len(outcomes) < 2:
@@ -98,7 +98,7 @@ def test_a_cache_of_the_engine_s_shape_moves_as_it_is(completions: Completions, 
     form = BlockFormat(num_layers=2, block_size=16, num_kv_heads=2, head_dim=8, dtype="float32")
     cache = torch.rand((4, *form.shape))
     pool = np.zeros((4, form.block_bytes), np.uint8)
-    mover = Mover([cache], pool, EPOCH, completions)
+    mover = Mover([cache], PoolBlocks(pool), EPOCH, completions)
     mover.save(KEY, pairs((1, 3), (2, 0)), outcomes.append)
     assert completions.run(timeout_s=30) == 1
     mover.close()
@@ -130,7 +130,7 @@ def test_an_outcome_names_its_transfer_and_comes_in_the_loop_s_thread(
 def test_a_waiting_loop_is_woken() -> None:
     woken = threading.Event()
     completions, outcomes = Completions(wake=woken.set), Outcomes()
-    mover = Mover([empty_blocks(1, 64)], np.zeros((1, 64), np.uint8), EPOCH, completions)
+    mover = Mover([empty_blocks(1, 64)], PoolBlocks(np.zeros((1, 64), np.uint8)), EPOCH, completions)
     mover.save(KEY, pairs((0, 0)), outcomes.append)
     assert woken.wait(30)
     assert completions.run() == 1
@@ -144,7 +144,7 @@ def test_a_transfer_past_its_deadline_writes_nothing(
     outcomes: Outcomes,
 ) -> None:
     clock = Clock()
-    mover = Mover([cache], pool, EPOCH, completions, clock)
+    mover = Mover([cache], PoolBlocks(pool), EPOCH, completions, clock)
     before = pool.copy()
     mover.save(KEY, pairs((0, 0)), outcomes.append, timeout_s=0.0)
     assert completions.run(timeout_s=30) == 1
@@ -171,7 +171,7 @@ class Tick:
 def test_a_deadline_stops_a_transfer_between_two_pieces(completions: Completions, outcomes: Outcomes) -> None:
     cache = filled_blocks(6, 64, seed=1)
     pool = np.zeros((12, 64), np.uint8)
-    mover = Mover([cache], pool, EPOCH, completions, Tick(), num_threads=1)
+    mover = Mover([cache], PoolBlocks(pool), EPOCH, completions, Tick(), num_threads=1)
     mover.save(KEY, pairs(*((i, 2 * i) for i in range(6))), outcomes.append, timeout_s=3.5)
     assert completions.run(timeout_s=30) == 1
     mover.close()
@@ -189,7 +189,9 @@ def held_mover(completions: Completions, outcomes: Outcomes) -> tuple[Mover, thr
             assert go_on.wait(30)
         return 0.0
 
-    mover = Mover([filled_blocks(4, 64, seed=1)], np.zeros((4, 64), np.uint8), EPOCH, completions, clock)
+    mover = Mover(
+        [filled_blocks(4, 64, seed=1)], PoolBlocks(np.zeros((4, 64), np.uint8)), EPOCH, completions, clock
+    )
     mover.save(RequestKey(1), pairs((0, 0)), outcomes.append)
     assert reached.wait(30)
     return mover, go_on
@@ -232,7 +234,7 @@ def test_a_copy_that_fails_is_reported_and_the_next_one_runs(
 ) -> None:
     pool = np.zeros((4, 64), np.uint8)
     pool.flags.writeable = False
-    mover = Mover([filled_blocks(4, 64, seed=1)], pool, EPOCH, completions)
+    mover = Mover([filled_blocks(4, 64, seed=1)], PoolBlocks(pool), EPOCH, completions)
     mover.save(KEY, pairs((0, 0)), outcomes.append)
     mover.load(KEY, pairs((0, 0)), outcomes.append)
     while len(outcomes) < 2:
@@ -253,7 +255,7 @@ def test_a_pool_of_another_block_size_is_an_error(completions: Completions) -> N
     with pytest.raises(
         RuntimeError, match="blocks of 64 bytes in the cache, of shape \\(128,\\) in the pool"
     ):
-        Mover([empty_blocks(1, 64)], np.zeros((1, 128), np.uint8), EPOCH, completions)
+        Mover([empty_blocks(1, 64)], PoolBlocks(np.zeros((1, 128), np.uint8)), EPOCH, completions)
 
 
 @given(st.lists(st.integers(1, 16), max_size=40), st.sampled_from([1 << 10, 1 << 20, 12 << 20]))

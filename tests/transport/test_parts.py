@@ -19,7 +19,7 @@ from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import ALONE_BYTES, DIRECTIONS
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.mover import Mover, make_copier
+from alignedserve.transport.mover import Mover, PoolBlocks, make_copier
 from alignedserve.transport.runs import Run
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId
@@ -46,7 +46,7 @@ def moved(
 ) -> None:
     """Saves or loads full blocks."""
     completions, outcomes = Completions(), Outcomes()
-    with closing(Mover(parts, pool, Epoch(1), completions, pool_format=form)) as mover:
+    with closing(Mover(parts, PoolBlocks(pool, form), Epoch(1), completions)) as mover:
         if what == "save":
             mover.save(KEY, pairs(*places), outcomes.append)
         else:
@@ -97,7 +97,7 @@ def test_a_small_copy_is_made_by_the_thread_that_starts_it(encoding: str) -> Non
         seen.add(threading.current_thread())
         return False
 
-    with leaving_no_thread(), closing(make_copier(parts, pool, pool_format=form)) as copier:
+    with leaving_no_thread(), closing(make_copier(parts, PoolBlocks(pool, form))) as copier:
         for direction in DIRECTIONS:
             copier.copy(direction, [Run(0, 0, num_alone)], None, is_stopped)
         assert seen == {threading.current_thread()}

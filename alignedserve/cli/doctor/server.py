@@ -22,6 +22,16 @@ def what_is_wrong(health: Mapping[str, Any]) -> str:
     return "; ".join([*down, *reason, *health.get("missing", [])])
 
 
+def _finding_of(status: str, health: Mapping[str, Any]) -> Finding:
+    match status:
+        case "ok":
+            return ok("ok")
+        case "degraded":
+            return warn(f"degraded: {what_is_wrong(health)}", "see the output of serve")
+        case _:
+            return fail(health["reason"], "see the output of serve")
+
+
 class Server:
     """The checks, in their order."""
 
@@ -44,13 +54,7 @@ class Server:
             raise ValueError(
                 f"{answer.url}: HTTP {answer.status_code}, which is not from AlignedServe"
             ) from None
-        match status:
-            case "ok":
-                yield ok("ok")
-            case "degraded":
-                yield warn(f"degraded: {what_is_wrong(body)}", "see the output of serve")
-            case _:
-                yield fail(body["reason"], "see the output of serve")
+        yield _finding_of(status, body)
 
     def verdict(self, worst: Level) -> str:
         """Returns the end of the last line: what is so at this URL."""

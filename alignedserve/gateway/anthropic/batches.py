@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -44,6 +45,64 @@ WINDOW_S: Final = 86400
 KEPT_S: Final = 29 * 86400
 
 
+@dataclass(frozen=True)
+class _Batches:
+    store: Store
+    contents: Contents
+    runner: BatchRunner
+    max_file_bytes: int
+
+    async def create(self, asked: PreparedBatch, owner: str, idempotency_key: str | None) -> JobRecord:
+        """Returns the batch of this call, or of an earlier one with its key. Raises ApiError and StoreFull."""
+        job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
+        if idempotency_key and (earlier := await self.store.job(job_id)):
+            _check_repeats(earlier, asked, idempotency_key)
+            return earlier
+        async with Upload(self.store, self.contents, owner, self.max_file_bytes) as upload:
+            file = await _stored(upload, job_id, asked.body)
+        try:
+            job = await add_job(self.store, _new_job(job_id, file, asked), idempotency_key)
+        except BaseException:
+            # The file is not deleted if the batch was created after all.
+            await self._drop(file)
+            raise
+        if job.input_file_id != file.id:
+            # A concurrent call was first.
+            await self._drop(file)
+            _check_repeats(job, asked, str(idempotency_key))
+        self.runner.wake()
+        return job
+
+    async def _drop(self, file: FileRecord) -> None:
+        with suppress(StoreAway):
+            await self.contents.delete(file.id)
+
+    async def cancel(self, job: JobRecord) -> JobRecord:
+        job = await cancel_job(self.store, job)
+        if job.is_over and job.status != "cancelled":
+            raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
+        self.runner.cancel(job.id)
+        return job
+
+    async def delete(self, job: JobRecord) -> None:
+        if not job.is_over:
+            raise ApiError(400, f"message_batch_id={job.id!r}: it has not ended; cancel it first")
+        for file_id in (job.input_file_id, job.output_file_id, job.error_file_id):
+            if file_id is not None:
+                await self.contents.delete(file_id)
+        await self.store.delete_job(job)
+
+    async def body_of(self, job: JobRecord) -> Json:
+        return batch_body(job, await self.store.tally(job.id) if job.is_over else Tally())
+
+    async def bodies_of(self, ids: Sequence[str]) -> list[Json]:
+        bodies: list[Json] = []
+        for start in range(0, len(ids), JOBS_AT_A_TIME):
+            found = await self.store.jobs([JobId(each) for each in ids[start : start + JOBS_AT_A_TIME]])
+            bodies += [batch_body(job, tally) for job, tally in found]
+        return bodies
+
+
 def message_batch_routes(
     store: Store,
     contents: Contents,
@@ -53,13 +112,10 @@ def message_batch_routes(
     is_shared: bool = False,
 ) -> APIRouter:
     """With `is_shared`, each API key sees the batches of all keys."""
-    routes = APIRouter()
+    routes, batches = APIRouter(), _Batches(store, contents, runner, max_file_bytes)
 
     async def batch_of(http: Request, batch_id: str) -> JobRecord:
         return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
-
-    async def described(job: JobRecord) -> Json:
-        return batch_body(job, await store.tally(job.id) if job.is_over else Tally())
 
     @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
     async def create(http: Request, answer: Response, idempotency_key: IdempotencyKey = None) -> Json:
@@ -68,26 +124,7 @@ def message_batch_routes(
         assert isinstance(asked, PreparedBatch)
         share_of(http).add(len(asked.body))
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
-        job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
-        if idempotency_key and (earlier := await store.job(job_id)):
-            _check_repeats(earlier, asked, idempotency_key)
-            return await described(earlier)
-        async with Upload(store, contents, owner, max_file_bytes) as upload:
-            file = await _stored(upload, job_id, asked.body)
-        try:
-            job = await add_job(store, _new_job(job_id, file, asked), idempotency_key)
-        except BaseException:
-            # The file is not deleted if the batch was created after all.
-            with suppress(StoreAway):
-                await contents.delete(file.id)
-            raise
-        if job.input_file_id != file.id:
-            # A concurrent call was first.
-            with suppress(StoreAway):
-                await contents.delete(file.id)
-            _check_repeats(job, asked, str(idempotency_key))
-        runner.wake()
-        return await described(job)
+        return await batches.body_of(await batches.create(asked, owner, idempotency_key))
 
     @routes.get(_PATH)
     async def list_batches(
@@ -99,52 +136,33 @@ def message_batch_routes(
         if before_id is not None and after_id is not None:
             raise ApiError(400, "before_id: not together with after_id", param="before_id")
         beside = after_id if before_id is None else before_id
+        last = None if beside is None else JobId(beside)
         page = await store.list_jobs(
-            viewer(http, is_shared),
-            None if beside is None else JobId(beside),
-            limit,
-            "desc" if before_id is None else "asc",
-            of_messages=True,
+            viewer(http, is_shared), last, limit, "desc" if before_id is None else "asc", of_messages=True
         )
         if page is None:
             name = "after_id" if before_id is None else "before_id"
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
         ids = page.ids if before_id is None else page.ids[::-1]
-        bodies: list[Json] = []
-        for start in range(0, len(ids), JOBS_AT_A_TIME):
-            found = await store.jobs([JobId(each) for each in ids[start : start + JOBS_AT_A_TIME]])
-            bodies += [batch_body(job, tally) for job, tally in found]
-        return list_response(bodies, page.has_more)
+        return list_response(await batches.bodies_of(ids), page.has_more)
 
     @routes.get(_PATH + "/{message_batch_id}")
     async def one_batch(message_batch_id: str, http: Request) -> Json:
-        return await described(await batch_of(http, message_batch_id))
+        return await batches.body_of(await batch_of(http, message_batch_id))
 
     @routes.post(_PATH + "/{message_batch_id}/cancel")
     async def cancel(message_batch_id: str, http: Request) -> Json:
-        job = await cancel_job(store, await batch_of(http, message_batch_id))
-        if job.is_over and job.status != "cancelled":
-            raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
-        runner.cancel(job.id)
-        return await described(job)
+        return await batches.body_of(await batches.cancel(await batch_of(http, message_batch_id)))
 
     @routes.delete(_PATH + "/{message_batch_id}")
     async def delete(message_batch_id: str, http: Request) -> Json:
         job = await batch_of(http, message_batch_id)
-        if not job.is_over:
-            raise ApiError(400, f"message_batch_id={job.id!r}: it has not ended; cancel it first")
-        for file_id in (job.input_file_id, job.output_file_id, job.error_file_id):
-            if file_id is not None:
-                await contents.delete(file_id)
-        await store.delete_job(job)
+        await batches.delete(job)
         return {"id": job.id, "type": "message_batch_deleted"}
 
     @routes.get(_PATH + "/{message_batch_id}/results")
     async def results(message_batch_id: str, http: Request) -> Response:
-        job = await batch_of(http, message_batch_id)
-        if not job.is_over:
-            raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
-        files = await _result_files(store, job)
+        files = await _result_files(store, await batch_of(http, message_batch_id))
         return AnswerStream(
             _joined(contents, files),
             media_type="application/x-jsonl",
@@ -191,7 +209,9 @@ def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord
 
 
 async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:
-    """Returns the files with the results. Raises ApiError if one was deleted."""
+    """Returns the files with the results. Raises ApiError if there are none yet, or one was deleted."""
+    if not job.is_over:
+        raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
     files = [await store.file(each) for each in (job.output_file_id, job.error_file_id) if each]
     there = [file for file in files if file]
     if job.status == "failed":

@@ -118,11 +118,12 @@ class CallLimits:
             count = getattr(params, name)
             if count is not None and count > self.max_logprobs:
                 raise InvalidRequest(f"{name}={count}: must be at most {self.max_logprobs}")
-        if len(params.stop_strings) > self.max_stop_strings:
-            raise InvalidRequest(
-                f"stop: {len(params.stop_strings)} strings; at most {self.max_stop_strings} are allowed"
-            )
-        longest = max(map(len, params.stop_strings), default=0)
+        self._check_stops(params.stop_strings)
+
+    def _check_stops(self, strings: Sequence[str]) -> None:
+        if len(strings) > self.max_stop_strings:
+            raise InvalidRequest(f"stop: {len(strings)} strings; at most {self.max_stop_strings} are allowed")
+        longest = max(map(len, strings), default=0)
         if longest > self.max_stop_chars:
             raise InvalidRequest(
                 f"stop: a string of {longest} characters; at most {self.max_stop_chars} are allowed"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.models.quantised.layout import (
     FLOATS,
     StoredTensor,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.ops.quantise import QuantisedWeight
 
 # Names of dtypes in safetensors.

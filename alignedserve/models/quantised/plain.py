@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.models.quantised.layout import FLOATS, StoredTensor, as_scales
 from alignedserve.ops.quantise import FP8, QuantisedWeight, to_unsigned
 

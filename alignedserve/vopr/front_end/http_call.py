@@ -133,11 +133,6 @@ class HttpCall:
 
 
 def _scope(method: str, path: str, body: bytes, kind: str, request_id: str) -> Message:
-    headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
-    if request_id:
-        headers.append((b"x-request-id", request_id.encode()))
-    if body:
-        headers.append((b"content-length", str(len(body)).encode()))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -148,8 +143,17 @@ def _scope(method: str, path: str, body: bytes, kind: str, request_id: str) -> M
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": headers,
+        "headers": _headers(body, kind, request_id),
         "client": ("client", 1),
         "server": ("gateway", 80),
         "state": {},
     }
+
+
+def _headers(body: bytes, kind: str, request_id: str) -> list[tuple[bytes, bytes]]:
+    headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
+    if body:
+        headers.append((b"content-length", str(len(body)).encode()))
+    return headers

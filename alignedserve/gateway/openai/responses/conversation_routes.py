@@ -65,6 +65,10 @@ def add_conversation_routes(
         before, after = around(first_id, last_id, has_more=False)
         return await json_response([before, given.items, after], headers)
 
+    _add_stored_items(routes, kept)
+
+
+def _add_stored_items(routes: APIRouter, kept: KeptConversations) -> None:
     @routes.get(f"{ONE}/items")
     async def list_items(
         conversation_id: str,
@@ -90,7 +94,7 @@ def add_conversation_routes(
         conversation_id: str, item_id: str, http: Request, include: Include = None
     ) -> Response:
         async def shown(head: ConversationHead) -> Response:
-            begin, end = await _span(head, item_id)
+            begin, end = await _span(kept, head, item_id)
             return await in_pieces(kept.store.pieces(head, begin, end), end - begin)
 
         return await kept.looked_at(conversation_id, owner_of(http), shown)
@@ -98,19 +102,20 @@ def add_conversation_routes(
     @routes.delete(f"{ONE}/items/{{item_id}}")
     async def delete_item(conversation_id: str, item_id: str, http: Request) -> Response:
         async def deleted(head: ConversationHead) -> Response:
-            await _span(head, item_id)
+            await _span(kept, head, item_id)
             await kept.store.delete_item(head, encode(item_id))
             return _json(head.state)
 
         return await kept.looked_at(conversation_id, owner_of(http), deleted)
 
-    async def _span(head: ConversationHead, item_id: str) -> tuple[int, int]:
-        """Returns where the item is. Raises ApiError and ResponseGone."""
-        name = _name(item_id)
-        span = None if name is None else await kept.store.item(head, name)
-        if span is None:
-            raise ApiError(404, f"Item with id {item_id!r} not found.", param="item_id")
-        return span
+
+async def _span(kept: KeptConversations, head: ConversationHead, item_id: str) -> tuple[int, int]:
+    """Returns where the item is. Raises ApiError and ResponseGone."""
+    name = _name(item_id)
+    span = None if name is None else await kept.store.item(head, name)
+    if span is None:
+        raise ApiError(404, f"Item with id {item_id!r} not found.", param="item_id")
+    return span
 
 
 def _name(item_id: str) -> bytes | None:

@@ -51,18 +51,29 @@ def response_routes(
     """Without a store, responses are answered and not stored."""
     routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
     add_conversation_routes(routes, kept.conversations, request_builder)
+    _add_calls(routes, kept, request_builder, background)
+    _add_stored(routes, kept, store, background)
+    return routes
+
+
+def _add_calls(
+    routes: APIRouter,
+    kept: KeptResponses,
+    request_builder: RequestBuilder,
+    background: BackgroundResponses | None,
+) -> None:
+    preparer, ignored_parameters = request_builder.preparer, request_builder.ignored_parameters
 
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        preparer = request_builder.preparer
         call, before = await _result(RESPONSES, body, owner, share_of(http), kept, preparer)
         assert isinstance(call, PreparedResponse)
         if not call.is_background:
             return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
         if background is None:
             raise ApiError(400, "background: this server stores no responses", param="background")
-        headers = request_builder.ignored_parameters.note(call.ignored)
+        headers = ignored_parameters.note(call.ignored)
         try:
             head = await background.begin(call, body, owner, before)
         except TooManyJobs as error:
@@ -76,12 +87,18 @@ def response_routes(
     @routes.post(INPUT_TOKENS.path, openapi_extra=request_body(ResponseBody))
     async def count_input_tokens(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        preparer = request_builder.preparer
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
         assert isinstance(found, DirectAnswer)
-        headers = request_builder.ignored_parameters.note(found.ignored)
+        headers = ignored_parameters.note(found.ignored)
         return Response(bytes(found.body), media_type="application/json", headers=headers)
 
+
+def _add_stored(
+    routes: APIRouter,
+    kept: KeptResponses,
+    store: ResponseStore | None,
+    background: BackgroundResponses | None,
+) -> None:
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
         response_id: str,
@@ -128,8 +145,6 @@ def response_routes(
             return await page_of(page, partial(kept.pieces, head, "input_items"))
         except ResponseGone:
             raise not_found(response_id) from None
-
-    return routes
 
 
 async def _result(
