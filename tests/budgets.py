@@ -69,6 +69,10 @@ class Excess:
     def folder(self) -> str:
         return self.tests.removeprefix("tests/").removesuffix(" in turn")
 
+    @property
+    def is_of_turns(self) -> bool:
+        return self.tests.endswith(" in turn")
+
     def __str__(self) -> str:
         return (
             f"{self.tests} took {self.seconds:.0f} s and may take {self.allowed_s:.0f}: make it quicker, or "

@@ -162,6 +162,16 @@ import pytest
 )
 def test_it(case): pass
 """
+# As if these took so long.
+SLOW_FOLDERS = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    # for each of three reports
+    outcome.get_result().duration = 30 if item.path.parent.name in ("cluster", "launch") else 13
+"""
 SHAKY = """
 import time
 
@@ -228,6 +238,19 @@ def test_a_folder_over_its_budget_is_run_once_more(
     assert said.rstrip().splitlines()[-2].startswith(last), said
     assert (tmp_path / "tests/ops/runs").read_text() == "xx"
     assert not (tmp_path / "record.json.again").exists() or failing_run
+
+
+def test_folders_that_are_slow_in_both_runs_do_not_excuse_each_other(tmp_path: Path) -> None:
+    """There are only these in the second run, so each could take the other's seconds for the machine's pace."""
+    slow, usual = ("cluster", "launch"), ("cli", "clients", "engine", "gateway")
+    budgets = "\n".join(f"{name} = 60" for name in (*slow, *usual))
+    (tmp_path / "budget.toml").write_text(f"fixed_work_s = 1000.0\n[seconds]\n{budgets}\n[turns]\n")
+    files = {f"{name}/test_{name}.py": QUICK for name in (*slow, *usual)} | {"conftest.py": SLOW_FOLDERS}
+    options = (f"--budget={tmp_path}/budget.toml", f"--record={tmp_path}/record.json")
+    code, said = run_pytest(tmp_path, files, *options, plugins=["tests.timings"])
+    assert code == 1, said
+    over = [line.split(" and may")[0] for line in said.splitlines() if "OVER BUDGET" in line]
+    assert over == [f"OVER BUDGET tests/{name} took 90 s" for name in slow]
 
 
 def test_a_first_run_that_failed_does_not_count(tmp_path: Path) -> None:

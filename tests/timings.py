@@ -3,7 +3,7 @@ folder took longer than its budget (tests/budgets.py).
 
 A machine that others share is slow for minutes, and then a folder that has not grown may take twice as long as usual.
 As a live test that fails runs once more, so do the tests of a folder that took too long. They fail the run if they take
-too long again. The budgets are the same in both runs.
+longer than they may in the first run again. What that run has built and read stays there for the second one.
 
 A plugin of pytest, which conftest.py registers. `--record FILE` in two words would make pytest take FILE's folder for
 the root where FILE exists: this option is not known yet when pytest looks for its root.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--second-run",
         action="store_true",
-        help="write down which folders are over their budget, and don't fail",
+        help="write down how long folders took, and hold them to no budget",
     )
 
 
@@ -115,7 +116,6 @@ class Timings:
             "fixed_work_s": round(taken.fixed_work_s, 4),
             "folders": _rounded(taken.folders),
             "turns": _rounded(taken.turns),
-            "over": [excess.tests for excess in self._excesses],
             "files": _rounded(self._seconds),
         }
         self._config.option.record.write_text(json.dumps(found, indent=1) + "\n")
@@ -124,7 +124,8 @@ class Timings:
             terminalreporter.line(line, red=bool(self._excesses))
 
     def _time_again(self) -> None:
-        """Runs the tests of folders that are over their budget once more, and excuses folders that are within it then.
+        """Runs the tests of folders that are over their budget once more, and excuses those that are within it then.
+        The budget is that of the first run, whose pace more folders tell.
 
         A second run in which a test fails, or that takes far too long, excuses none.
         """
@@ -133,24 +134,25 @@ class Timings:
             return
         option, folders = self._config.option, {each.folder for each in again}
         record = option.record.with_name(f"{option.record.name}.again")
-        try:
-            done = subprocess.run(
-                self._second_run(folders, record),
-                cwd=self._config.invocation_params.dir,
-                capture_output=True,
-                text=True,
-                timeout=LONGEST_SECOND_RUN_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            self._last_lines.append(f"the second run of what was over its budget: {error}")
+        with subprocess.Popen(
+            self._second_run(folders, record),
+            cwd=self._config.invocation_params.dir,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=LONGEST_SECOND_RUN_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+        if process.returncode != pytest.ExitCode.OK:
+            self._last_lines += ["the second run of what was over its budget failed:", said[-2000:]]
             return
-        if done.returncode != pytest.ExitCode.OK:
-            self._last_lines += ["the second run of what was over its budget failed:", done.stdout[-2000:]]
-            return
-        still = json.loads(record.read_text())["over"]
+        found = json.loads(record.read_text())
         record.unlink()
         for each in again:
-            if each.tests not in still:
+            if found["turns" if each.is_of_turns else "folders"][each.folder] <= each.allowed_s:
                 self._excesses.remove(each)
                 self._last_lines.append(
                     f"{each.tests} took {each.seconds:.0f} s, and was quick enough in a second run"

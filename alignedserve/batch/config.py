@@ -35,7 +35,8 @@ STEP_BYTES = 64 << 10
 class BatchConfig:
     max_num_lines: Annotated[
         int | None,
-        "maximum lines of batch jobs that run at once [default: twice what all instances run at once, at least 64]",
+        "maximum lines of batch jobs that a gateway runs at once [default: twice the requests that all instances run "
+        "at once when the server starts, at least 64]",
     ] = None
     inputs_from: Annotated[
         tuple[str, ...],

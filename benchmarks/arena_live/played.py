@@ -37,7 +37,7 @@ class Both:
     simulated: Score
     num_requests: int
     pace: float
-    # Requests of real time that would have come after LONGEST_S.
+    # Requests of real time that would have come after the end.
     num_left_out: int
 
 

@@ -100,8 +100,8 @@ def requests_of(
 
 
 def count_left_out(scene: Scene, cost: CostModel, pace: float, seconds: float, tokenizer: Tokenizer) -> int:
-    """Returns how many requests of real time would come after LONGEST_S. A backlog does not count: there is less of it
-    where there is less real time."""
+    """Returns how many requests of real time would come too late to be played. A backlog does not count: there is less
+    of it where there is less real time."""
 
     def num_rt(longest_s: float) -> int:
         asked = requests_of(scene, cost, pace, seconds, tokenizer, longest_s)
