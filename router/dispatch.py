@@ -65,9 +65,8 @@ class PrefillDispatch:
         """Returns whether the reserved room holds all of the request's tokens that need it. It does not if the request
         was pooled, and the pool has dropped its KV meanwhile."""
         pool = self._router.cluster.pool
-        if pool is None or self._router.cluster.is_colocated:
-            return pool is not None
-        return len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
+        num_tokens = state.num_cached if self._router.cluster.is_colocated else state.num_tokens
+        return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= num_tokens
 
     def _refused(self, state: RequestState) -> None:
         """Handles a refused reservation. Real time takes the room that is pinned. So does a request with some KV in the
