@@ -23,6 +23,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.requests import Phase
 from alignedserve.scheduling.prefixes import block_hashes_of
+from alignedserve.types import PoolBlockId
 from tests.router.script import BLOCK_SIZE, GATEWAY, ONE, POOL, Script, decode_report, pool_blocks, request
 
 COLOCATED = "colocated-0"
@@ -46,7 +47,8 @@ def submit(script: Script, key: int = 1, **changes: Any) -> None:
 
 
 def offered(script: Script) -> Work:
-    (work,) = script.take_one(Offer, COLOCATED).works
+    offer: Offer = script.take_one(Offer, COLOCATED)
+    (work,) = offer.works
     return work
 
 
@@ -100,12 +102,8 @@ def test_a_prompt_is_saved_when_its_answer_ends_and_the_next_one_finds_it() -> N
     end(script, 2, is_held=False)
     assert [message for name, message in script.take() if name == POOL] == [Release([TWO])]
     script.router.check_idle()
-    stats = script.router.state.counters.of(request_pool())
+    stats = script.router.state.counters.of(POOL)
     assert (stats.num_asked_tokens, stats.num_found_tokens) == (NUM_PROMPT, 12)
-
-
-def request_pool() -> Any:
-    return POOL
 
 
 def test_a_prompt_that_begins_as_none_did_asks_nothing() -> None:
@@ -117,10 +115,16 @@ def test_a_prompt_that_begins_as_none_did_asks_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"enable_prefix_caching": False}, {"policy": "bros", "share_blocks": True}], ids=str
+    "options",
+    [
+        {"enable_prefix_caching": False},
+        {"policy": "bros", "share_blocks": True},
+        {"max_restored_blocks": 8},
+    ],
+    ids=str,
 )
 def test_nor_does_one_that_shares_nothing(options: dict[str, Any]) -> None:
-    script = script_of(**options)
+    script = script_of(knows_content=True, **options)
     for name in (1, 2):
         submit(script, name)
         assert not [message for name, message in script.take() if name == POOL]
@@ -172,8 +176,10 @@ def test_a_client_that_leaves_while_the_pool_is_asked_leaves_nothing() -> None:
     assert not script.take() and script.router.is_idle
 
 
-@pytest.mark.parametrize("wrong_block", [None, 11])
-def test_kv_that_did_not_arrive_is_asked_for_again_and_wrong_kv_is_computed(wrong_block: int | None) -> None:
+@pytest.mark.parametrize("wrong_block", [None, PoolBlockId(11)])
+def test_kv_that_did_not_arrive_is_asked_for_again_and_wrong_kv_is_computed(
+    wrong_block: PoolBlockId | None,
+) -> None:
     script = script_of()
     save(script)
     submit(script, 2)
