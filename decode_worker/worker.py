@@ -382,8 +382,8 @@ class DecodeWorker(Worker):
         work, size = self.schedule.blocks.running[key].work, self.engine.format.block_size
         wanted = work.request
         # With a window, the pool knows no content. Blocks shared from both ends, or with inputs, are no such content.
-        is_on = self.schedule.blocks.ends.is_on
-        may_be_known = not (self.schedule.limits.window or is_on or request.keeps_inputs)
+        limits, is_on = self.schedule.limits, self.schedule.blocks.ends.is_on
+        may_be_known = not (limits.window or is_on or limits.can_keep_inputs)
         shares = wanted.has_next_turn and not wanted.is_embedding and self.prompts.prefix_cache.is_enabled
         num_there = work.num_found if self.computes_prompts else len(wanted.prompt)
         return shares and may_be_known and request.num_computed // size > num_there // size

@@ -132,7 +132,7 @@ class BlockAllocator:
         if allocation:
             tail, num_listed = allocation.tail, allocation.num_blocks
         else:
-            tail, num_found = self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
+            tail, num_found = self._known(hashes, num_tokens)
             num_listed = num_found
         num_missing = self.blocks_for(num_tokens) - num_listed
         if not self._has_room(tail, num_listed, num_missing, needs_row=allocation is None):
@@ -163,7 +163,7 @@ class BlockAllocator:
         if allocation:
             self._enter(allocation, AllocationState.RESERVED)
         else:
-            tail, num_found = self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
+            tail, num_found = self._known(hashes, num_tokens)
             if not (num_found and self._free_rows):
                 return Grant([], [])
             tail = self._tree.take(tail, num_found)
@@ -171,6 +171,10 @@ class BlockAllocator:
             self._table.point(allocation.row, num_found, tail.blocks[-1] if tail else None)
         allocation.deadline_s = deadline_s
         return Grant(allocation.blocks, [], allocation.num_tokens, num_found * self._block_size)
+
+    def _known(self, hashes: Sequence[bytes], num_tokens: int) -> tuple[Run | None, int]:
+        """Returns what is known by these hashes, but never the last token's block."""
+        return self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
         """Makes this copy authoritative: its blocks have the KV of the first `num_tokens` tokens. Returns False and

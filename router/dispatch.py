@@ -15,7 +15,7 @@ from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
 from alignedserve.scheduling.island import Assign
-from alignedserve.scheduling.prefixes import num_to_compute
+from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, num_to_compute
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
@@ -93,12 +93,13 @@ class PrefillDispatch:
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._router.cluster.computing(instance_id)
-            # What the pool has is loaded from there, wherever the prompt goes.
-            return (
-                max(view.prompts.prefix_affinity.num_cached_tokens(hashes) - state.num_cached, 0)
-                if view
-                else 0
-            )
+            if view is None:
+                return 0
+            num_own = view.prompts.prefix_affinity.num_cached_tokens(hashes)
+            # What the pool has is loaded from there, wherever the prompt goes. Of two instances that are else alike,
+            # one that has about as much need not load it.
+            has_as_much = num_own > 0 and num_own + TOKENS_PER_HASH > state.num_cached > 0
+            return max(num_own - state.num_cached, int(has_as_much))
 
         chosen = self._router.policy.place(
             state, views, lambda view: num_known(view.instance_id), self._router.island

@@ -96,8 +96,10 @@ class Recaller:
         if state.saving_at and forgotten_by == state.instance_id and not state.is_finished:
             self._await_saved(state, state.saving_at)
             return
-        if state.phase is Phase.MAKING_ROOM and not (state.blocks or state.is_finished):
-            # The pool may still answer with reserved blocks, which nothing else would release.
+        if state.phase is Phase.MAKING_ROOM and state.reserve_number and not state.is_finished:
+            # The pool may still answer with reserved blocks, which nothing else would release. It may also have dropped
+            # what the request had there, and reserved other blocks since.
+            state.lose_blocks()
             self._pool.send(Release([state.key]))
         having = dict.fromkeys(each for each in (state.instance_id, state.staged_at, state.saving_at) if each)
         state.pending_aborts = [

@@ -39,7 +39,8 @@ class PoolClient:
         request, hashes = state.request, self._hashes_of(state)
         follows = "tool" if request.brings_results else "user" if request.awaits else ""
         owner = request.owner if follows else ""
-        self._note_saved(hashes)
+        if not finds_only:
+            self._note_saved(hashes)
         self.send(
             Reserve(
                 state.key,
@@ -56,8 +57,9 @@ class PoolClient:
     def may_find(self, state: RequestState) -> bool:
         """Returns whether the pool may have KV for the prompt. If nothing was saved that begins like it, the question
         is not worth the time of an answer."""
-        if self._router.policy.config.share_blocks:
-            # An instance loads whole blocks, and real time begins in parts of them.
+        keeps_inputs = any(view.hello.limits.can_keep_inputs for view in self._router.cluster.prefills)
+        if keeps_inputs or self._router.policy.config.share_blocks:
+            # An instance loads whole blocks of KV, and there a prompt may begin in parts of them, or keep its inputs.
             return False
         return any(self.may_know_more or each in self._saved for each in self._hashes_of(state)[:1])
 
@@ -133,6 +135,8 @@ class PoolClient:
     def distrust_all(self) -> None:
         """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""
         self._router.era += 1
+        self._saved.clear()
+        self.may_know_more = False
         without_kv = list[RequestState]()
         for state in self._router.requests:
             if state.phase is Phase.QUEUED and not state.blocks:

@@ -233,7 +233,7 @@ class Recovery:
         state = self._router.requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return
-        if failed.what == "load" or failed.wrong_block is not None:
+        if failed.what == "load" or failed.wrong_block is not None or not state.output:
             # What is there may fail again, so it is computed instead.
             state.num_cached, state.is_alone = 0, True
         self._recaller.recall(state, forgotten_by=sender)

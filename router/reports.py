@@ -43,8 +43,8 @@ class OutputProcessor:
         find, now = self._router.requests.get, self._router.clock.now
         for news in all_news:
             state = find(news.key)
-            if news.is_spoilt and state and not state.is_alone:
-                # All others with KV are alone from then on, so an iteration begins at most one era.
+            if news.is_spoilt and state and state.era == self._router.era:
+                # All others with KV are of an earlier era from then on, so an iteration begins at most one.
                 self._pool.distrust_all()
             if state and state.instance_id == sender and not state.is_finished:
                 self._append(sender, state, news, now)

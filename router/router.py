@@ -121,6 +121,7 @@ class Router:
         state = self.state.requests.get(reserved.key)
         if state is None or reserved.number != state.reserve_number:
             return
+        state.reserve_number = 0
         if state.phase is Phase.RESERVING:
             self._prefill.reserved(state, reserved)
         elif state.phase is Phase.MAKING_ROOM:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
+    Commit,
     Evict,
     Failed,
     MakeSpare,
@@ -19,16 +20,18 @@ from alignedserve.protocol.messages import (
     Release,
     Reserve,
     Reserved,
+    Submit,
     Work,
 )
 from alignedserve.router.requests import Phase
-from alignedserve.scheduling.prefixes import block_hashes_of
+from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, block_hashes_of
+from alignedserve.types import PoolBlockId
 from tests.router.script import BLOCK_SIZE, GATEWAY, ONE, POOL, Script, decode_report, pool_blocks, request
 
 COLOCATED = "colocated-0"
 NUM_PROMPT = 14
 HASHES = block_hashes_of(range(NUM_PROMPT), BLOCK_SIZE)
-TWO = request(2).key
+TWO, THREE = request(2).key, request(3).key
 
 
 def script_of(**options: Any) -> Script:
@@ -46,7 +49,8 @@ def submit(script: Script, key: int = 1, **changes: Any) -> None:
 
 
 def offered(script: Script) -> Work:
-    (work,) = script.take_one(Offer, COLOCATED).works
+    offer: Offer = script.take_one(Offer, COLOCATED)
+    (work,) = offer.works
     return work
 
 
@@ -100,27 +104,30 @@ def test_a_prompt_is_saved_when_its_answer_ends_and_the_next_one_finds_it() -> N
     end(script, 2, is_held=False)
     assert [message for name, message in script.take() if name == POOL] == [Release([TWO])]
     script.router.check_idle()
-    stats = script.router.state.counters.of(request_pool())
+    stats = script.router.state.counters.of(POOL)
     assert (stats.num_asked_tokens, stats.num_found_tokens) == (NUM_PROMPT, 12)
-
-
-def request_pool() -> Any:
-    return POOL
 
 
 def test_a_prompt_that_begins_as_none_did_asks_nothing() -> None:
     script = script_of()
     save(script)
-    submit(script, 2, num_prompt=3)
+    other = replace(request(2, NUM_PROMPT), prompt=[9, *range(1, NUM_PROMPT)], tier="rt")
+    script.say(GATEWAY, Submit(other))
     assert not [message for name, message in script.take() if name == POOL]
     assert script.state(2).phase is Phase.OFFERED
 
 
 @pytest.mark.parametrize(
-    "options", [{"enable_prefix_caching": False}, {"policy": "bros", "share_blocks": True}], ids=str
+    "options",
+    [
+        {"enable_prefix_caching": False},
+        {"policy": "bros", "share_blocks": True},
+        {"max_restored_blocks": 8},
+    ],
+    ids=str,
 )
 def test_nor_does_one_that_shares_nothing(options: dict[str, Any]) -> None:
-    script = script_of(**options)
+    script = script_of(knows_content=True, **options)
     for name in (1, 2):
         submit(script, name)
         assert not [message for name, message in script.take() if name == POOL]
@@ -172,8 +179,9 @@ def test_a_client_that_leaves_while_the_pool_is_asked_leaves_nothing() -> None:
     assert not script.take() and script.router.is_idle
 
 
-@pytest.mark.parametrize("wrong_block", [None, 11])
-def test_kv_that_did_not_arrive_is_asked_for_again_and_wrong_kv_is_computed(wrong_block: int | None) -> None:
+@pytest.mark.parametrize("wrong_block", [None, PoolBlockId(11)])
+def test_kv_that_did_not_arrive_is_computed(wrong_block: PoolBlockId | None) -> None:
+    """What made it fail may last, and then it would never start."""
     script = script_of()
     save(script)
     submit(script, 2)
@@ -182,14 +190,43 @@ def test_kv_that_did_not_arrive_is_asked_for_again_and_wrong_kv_is_computed(wron
     script.say(COLOCATED, Failed(TWO, "pull", "not today", wrong_block))
     script.tick(0.1)
     sent: list[AnyMessage] = [message for name, message in script.take() if name == POOL]
-    if wrong_block is not None:
-        assert Release([TWO]) in sent and script.state(2).phase is Phase.OFFERED
-        assert script.state(2).is_alone and not script.state(2).num_cached
-        return
-    assert isinstance(sent[-1], Reserve) and sent[-1].finds_only
-    # By then the pool may have dropped it.
-    script.say(POOL, Reserved(TWO, [], number=sent[-1].number, dropped=[TWO]))
-    assert offered(script).num_cached == 0
+    assert Release([TWO]) in sent and script.state(2).phase is Phase.OFFERED
+    assert script.state(2).is_alone and not script.state(2).num_cached
+
+
+def test_a_victim_whose_instance_dies_takes_no_blocks_that_the_pool_may_have_given_anew() -> None:
+    """The pool is asked for room for two victims. For the first it may drop what it has of the second."""
+    script = script_of()
+    save(script)
+    submit(script, 2)
+    found(script, 10, 11, 12)
+    script.say(GATEWAY, Submit(replace(request(3), prompt=[9] * 6, tier="rt")))
+    say(script, admitted=[TWO, THREE])
+    say(script, wants_evicted=[THREE, TWO])
+    script.take()
+    assert script.state(2).phase is Phase.MAKING_ROOM
+    script.close(COLOCATED)
+    sent = [message for name, message in script.take() if name == POOL]
+    assert Release([TWO]) in sent and not any(isinstance(each, Commit | MakeSpare) for each in sent)
+    # What it was asked before
+    script.say(POOL, Reserved(THREE, pool_blocks(20, 21), dropped=[TWO]))
+    script.say(POOL, Reserved(TWO, pool_blocks(10, 11, 12, 13), num_tokens=12))
+    script.connect(COLOCATED, epoch=2, enable_prefix_caching=True)
+    asked = {each.key: each for name, each in script.take() if name == POOL and isinstance(each, Reserve)}
+    assert asked[TWO].hashes == HASHES and script.state(2).num_cached == 0
+
+
+@pytest.mark.parametrize("other", ["colocated-1", "colocated-00"])
+def test_of_two_instances_the_one_that_has_it_loads_nothing(other: str) -> None:
+    script = script_of(knows_content=True)
+    num_prompt = 2 * TOKENS_PER_HASH + 2
+    submit(script, num_prompt=num_prompt)
+    found(script, key=1)
+    end(script, is_held=False)
+    script.connect(other, enable_prefix_caching=True)
+    submit(script, 2, num_prompt=num_prompt)
+    found(script, *range(10, 10 + num_prompt // BLOCK_SIZE))
+    assert script.state(2).num_cached > TOKENS_PER_HASH and script.state(2).instance_id == COLOCATED
 
 
 def test_the_pool_is_lost_while_it_is_asked() -> None:
