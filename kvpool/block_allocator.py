@@ -161,6 +161,8 @@ class BlockAllocator:
         dropped for it. `num_tokens`, `hashes`: see `reserve`."""
         allocation, num_found = self._allocations.get(key), 0
         if allocation:
+            if allocation.is_new:
+                allocation.hashes = hashes
             self._enter(allocation, AllocationState.RESERVED)
         else:
             tail, num_found = self._known(hashes, num_tokens)

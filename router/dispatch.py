@@ -99,7 +99,8 @@ class PrefillDispatch:
             # What the pool has is loaded from there, wherever the prompt goes. If two instances are alike else, the
             # one that has about as much itself need not load it.
             has_as_much = num_own > 0 and num_own + TOKENS_PER_HASH > state.num_cached > 0
-            return max(num_own - state.num_cached, int(has_as_much))
+            is_full = isinstance(view, ColocatedView) and view.num_available_slots <= 0
+            return max(num_own - state.num_cached, int(has_as_much and not is_full))
 
         chosen = self._router.policy.place(
             state, views, lambda view: num_known(view.instance_id), self._router.island

@@ -61,7 +61,12 @@ class PoolClient:
         if keeps_inputs or self._router.policy.config.share_blocks:
             # An instance loads whole blocks of KV, and there a prompt may begin in parts of them, or keep its inputs.
             return False
-        return any(self.may_know_more or each in self._saved for each in self._hashes_of(state)[:1])
+        for first in self._hashes_of(state)[:1]:
+            if first in self._saved:
+                self._saved.move_to_end(first)
+                return True
+            return self.may_know_more
+        return False
 
     def _note_saved(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes[:1]:

@@ -233,8 +233,9 @@ class Recovery:
         state = self._router.requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return
-        if failed.what == "load" or failed.wrong_block is not None or not state.output:
-            # What is there may fail again, so it is computed instead.
+        # What is there may fail again, so it is computed instead. A request that needs no prefill asks again.
+        must_compute = failed.what == "pull" and not (state.is_pooled or state.saving_at)
+        if failed.what == "load" or failed.wrong_block is not None or must_compute:
             state.num_cached, state.is_alone = 0, True
         self._recaller.recall(state, forgotten_by=sender)
 

@@ -143,9 +143,12 @@ class Timings:
         ) as process:
             try:
                 said, _ = process.communicate(timeout=LONGEST_SECOND_RUN_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
+            except subprocess.TimeoutExpired as error:
+                _end(process)
+                said = str(error)
+            except BaseException:
+                _end(process)
+                raise
         if process.returncode != pytest.ExitCode.OK:
             self._last_lines += ["the second run of what was over its budget failed:", said[-2000:]]
             return
@@ -196,6 +199,15 @@ class Timings:
         pace = f"{pace_of(taken, budget):.2f} times the usual pace"
         whole = f"{whole_s:8.1f} s  in all; {sum(self._seconds.values()):.0f} s of tests, {pace}"
         return [*slowest, "", *rows, *turns, "", work, whole]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Lets its tests end the processes that they have started, for half a minute."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(30.0)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _by_folder(seconds: Mapping[str, float]) -> dict[str, float]:

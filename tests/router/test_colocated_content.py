@@ -216,17 +216,33 @@ def test_a_victim_whose_instance_dies_takes_no_blocks_that_the_pool_may_have_giv
     assert asked[TWO].hashes == HASHES and script.state(2).num_cached == 0
 
 
-@pytest.mark.parametrize("other", ["colocated-1", "colocated-00"])
-def test_of_two_instances_the_one_that_has_it_loads_nothing(other: str) -> None:
+@pytest.mark.parametrize("has_slot", [True, False])
+def test_of_two_instances_the_one_that_has_it_loads_nothing(has_slot: bool) -> None:
+    """If it has a slot."""
     script = script_of(knows_content=True)
     num_prompt = 2 * TOKENS_PER_HASH + 2
     submit(script, num_prompt=num_prompt)
     found(script, key=1)
     end(script, is_held=False)
-    script.connect(other, enable_prefix_caching=True)
+    script.connect("colocated-1", enable_prefix_caching=True)
+    view = script.router.state.cluster.decodes[0]
+    view.hello.limits.max_num_seqs = 8 if has_slot else 0
     submit(script, 2, num_prompt=num_prompt)
     found(script, *range(10, 10 + num_prompt // BLOCK_SIZE))
-    assert script.state(2).num_cached > TOKENS_PER_HASH and script.state(2).instance_id == COLOCATED
+    assert script.state(2).num_cached > TOKENS_PER_HASH
+    assert script.state(2).instance_id == (COLOCATED if has_slot else "colocated-1")
+
+
+def test_after_an_era_nothing_is_asked_until_something_is_saved() -> None:
+    script = script_of(knows_content=True)
+    submit(script)
+    found(script, key=1)
+    say(script, admitted=[ONE])
+    say(script, news=[NewTokens(ONE, 0, [], finish_reason="error", is_spoilt=True)])
+    script.take()
+    submit(script, 2)
+    assert script.state(2).phase is Phase.OFFERED
+    assert not [message for name, message in script.take() if name == POOL]
 
 
 def test_the_pool_is_lost_while_it_is_asked() -> None:
@@ -243,11 +259,12 @@ def test_the_pool_is_lost_while_it_is_asked() -> None:
     assert offered(script).num_cached == 0
 
 
-def test_an_evicted_prompt_gets_only_what_it_has_and_goes_on() -> None:
+@pytest.mark.parametrize("num_output", [0, 1])
+def test_an_evicted_prompt_gets_only_what_it_has_and_goes_on(num_output: int) -> None:
     script = script_of()
     submit(script)
     say(script, admitted=[ONE])
-    say(script, wants_evicted=[ONE])
+    say(script, news=[NewTokens(ONE, 0, [50] * num_output)] if num_output else [], wants_evicted=[ONE])
     script.take()
     script.reserve()
     say(script, evicted=[(ONE, 8)])
@@ -257,3 +274,7 @@ def test_an_evicted_prompt_gets_only_what_it_has_and_goes_on() -> None:
     script.say(POOL, Reserved(ONE, blocks, num_tokens=8))
     work = offered(script)
     assert (work.num_cached, work.blocks) == (8, blocks) and not work.is_first
+    # If that does not arrive, it is computed, though it may have tokens by then.
+    script.say(COLOCATED, Failed(ONE, "pull", "not today"))
+    script.tick(0.1)
+    assert offered(script).num_cached == 0 and script.state().is_alone

@@ -105,6 +105,10 @@ def test_a_prefill_instance_gets_what_was_found_as_cached() -> None:
     counters = script.router.state.counters.of(POOL)
     assert (counters.num_asked_tokens, counters.num_found_tokens) == (10, 8)
     assert script.router.state.cluster.prefills[0].pending.total == 2
+    # A copy to the pool that fails takes nothing of that away.
+    script.say(PREFILL, Failed(ONE, "save", "reset"))
+    script.tick(0.1)
+    assert script.state().num_cached == 8 and not script.state().is_alone
 
 
 def test_the_last_token_is_computed_whatever_the_pool_says() -> None:
@@ -299,6 +303,12 @@ def test_an_iteration_begins_one_era_and_what_has_kv_of_before_begins_no_other()
     script.say(COLOCATED, decode_report(admitted=[RequestKey(4)]))
     script.take()
     assert spoilt(script, 4) == [(POOL, ForgetAll(2)), (COLOCATED, ForgetAll(2))]
+
+
+def test_kv_of_a_request_that_shares_nothing_any_more_may_be_wrong_for_others() -> None:
+    script = colocated_script()
+    script.state(RequestKey(3)).is_alone = True
+    assert len(spoilt(script, 3)) == 2
 
 
 def test_kv_that_may_be_wrong_is_forgotten_even_if_its_client_is_gone() -> None:
