@@ -1,0 +1,77 @@
+"""Counts the KV blocks that a job of lines with a common prefix has in use, in the pool and in a decode instance.
+
+    python -m benchmarks.beginning_jobs.blocks [--before CHECKOUT] [--lines 32] [--at-once 16] [--out FILE]
+
+`serve` runs the job on one prefill and one decode instance. The counts are the highest of those that `/v1/cluster` had
+meanwhile. `--before` also runs another checkout of this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx2
+
+from benchmarks.beginning_jobs import served
+from benchmarks.beginning_jobs.floor import Job
+from benchmarks.prefix_caching import ours
+from benchmarks.progress import say
+from benchmarks.rt_with_be import traffic
+
+ROOT = Path(__file__).parents[2]
+LOOK_S = 0.1
+MEMORY_BYTES = 6 << 30
+
+
+def run(model: Path, job: Job, at_once: int, root: Path) -> dict[str, int]:
+    """Returns the most blocks in use at a time, by role."""
+    options = (
+        *("--max-num-seqs", str(at_once), "--batch-max-num-lines", str(2 * at_once), "--dtype", "bfloat16"),
+        *("--max-model-len", str(job.common + job.own + job.out + 16)),
+        *("--kv-cache-memory-bytes", str(MEMORY_BYTES), "--pool-memory-bytes", str(MEMORY_BYTES)),
+        *("--prefill-instances", "1", "--decode-instances", "1"),
+    )
+    asked = {f"line-{number}": body for number, body in enumerate(served.bodies(job))}
+    most: Counter[str] = Counter()
+    with (
+        ours(model, *options, checkout=root) as url,
+        httpx2.Client(base_url=url.removesuffix("/v1"), timeout=served.TIMEOUT_S) as http,
+    ):
+        running = traffic.Job(http, asked, endpoint=served.ENDPOINT)
+        while running.look()["status"] in ("validating", "in_progress", "finalizing"):
+            for process in http.get("/v1/cluster").raise_for_status().json()["processes"]:
+                most[process["role"]] = max(most[process["role"]], process["blocks"]["used"])
+            time.sleep(LOOK_S)
+        counts = running.counts()
+    if counts["completed"] != job.num_lines:
+        raise RuntimeError(f"the job has not been answered entirely: {counts}")
+    return {role: most[role] for role in ("kvpool", "decode")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--before", type=Path, help="another checkout of this project")
+    parser.add_argument("--lines", type=int, default=32)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    job = Job(args.lines, common=8000, own=100, out=100)
+    roots = {"ours": ROOT} | ({"before": args.before.resolve()} if args.before else {})
+    with tempfile.TemporaryDirectory(prefix="blocks-", dir="/tmp") as directory:
+        served.make_model(Path(directory))
+        found = {name: run(Path(directory), job, args.at_once, root) for name, root in roots.items()}
+    for name, blocks in found.items():
+        say(f"{name}: {blocks}")
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
