@@ -96,8 +96,8 @@ class PrefillDispatch:
             if view is None:
                 return 0
             num_own = view.prompts.prefix_affinity.num_cached_tokens(hashes)
-            # What the pool has is loaded from there, wherever the prompt goes. If two instances are alike else, the
-            # one that has about as much itself need not load it.
+            # What the pool has is loaded from there, wherever the prompt goes. An instance that has about as much need
+            # not load it, and is chosen among equals.
             has_as_much = num_own > 0 and num_own + TOKENS_PER_HASH > state.num_cached > 0
             is_full = isinstance(view, ColocatedView) and view.num_available_slots <= 0
             return max(num_own - state.num_cached, int(has_as_much and not is_full))

@@ -118,7 +118,7 @@ class RequestState:
     # The number of its first tokens for which it has waited until another request had brought their KV. Written by
     # `PrefixesInFlight`.
     num_awaited: int = 0
-    # The number of its last Reserve. Answers to earlier ones are void.
+    # The number of the Reserve that is not answered yet, or 0. Answers to earlier ones are void.
     reserve_number: int = 0
 
     # ---- what is expected of it ----

@@ -60,18 +60,15 @@ class Taken:
 class Excess:
     """Tests that took longer than they may."""
 
-    # a folder, or its tests that run in turn
-    tests: str
+    folder: str
+    # whether these are its tests that run in turn, or the others
+    is_of_turns: bool
     seconds: float
     allowed_s: float
 
     @property
-    def folder(self) -> str:
-        return self.tests.removeprefix("tests/").removesuffix(" in turn")
-
-    @property
-    def is_of_turns(self) -> bool:
-        return self.tests.endswith(" in turn")
+    def tests(self) -> str:
+        return f"tests/{self.folder}{' in turn' if self.is_of_turns else ''}"
 
     def __str__(self) -> str:
         return (
@@ -95,12 +92,13 @@ def excesses(taken: Taken, budget: Budget) -> list[Excess]:
     """Returns the folders that are over their budget; one without a budget may take nothing."""
     allowed = {name: max(seconds, LEAST_S) for name, seconds in budget.folders.items()}
     folders = [
-        Excess(f"tests/{name}", seconds, allowed.get(name, 0.0) * pace_of(taken, budget, held=name))
+        Excess(name, False, seconds, allowed.get(name, 0.0) * pace_of(taken, budget, held=name))
         for name, seconds in sorted(taken.folders.items())
     ]
     turns = [
         Excess(
-            f"tests/{name} in turn",
+            name,
+            True,
             seconds,
             budget.turns.get(name, 0.0) * taken.num_turns[name] * pace_of(taken, budget),
         )

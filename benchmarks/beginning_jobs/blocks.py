@@ -24,7 +24,6 @@ from benchmarks.progress import say
 from benchmarks.rt_with_be import traffic
 
 ROOT = Path(__file__).parents[2]
-LOOK_S = 0.1
 MEMORY_BYTES = 6 << 30
 
 
@@ -43,10 +42,10 @@ def run(model: Path, job: Job, at_once: int, root: Path) -> dict[str, int]:
         httpx2.Client(base_url=url.removesuffix("/v1"), timeout=served.TIMEOUT_S) as http,
     ):
         running = traffic.Job(http, asked, endpoint=served.ENDPOINT)
-        while running.look()["status"] in ("validating", "in_progress", "finalizing"):
+        while running.look()["status"] not in traffic.OVER:
             for process in http.get("/v1/cluster").raise_for_status().json()["processes"]:
                 most[process["role"]] = max(most[process["role"]], process["blocks"]["used"])
-            time.sleep(LOOK_S)
+            time.sleep(traffic.LOOK_S)
         counts = running.counts()
     if counts["completed"] != job.num_lines:
         raise RuntimeError(f"the job has not been answered entirely: {counts}")

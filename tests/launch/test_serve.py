@@ -187,11 +187,11 @@ def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[
         now = {each["instance_id"]: each["epoch"] for each in server.processes()}
         return {name for name, epoch in now.items() if epoch > epochs[name]}
 
-    def are_succeeded() -> bool:
+    def have_successors() -> bool:
         return newer() >= victims and killed.isdisjoint(int(each["pid"]) for each in server.processes())
 
     # One that was killed, even twice, may still stand as up.
-    until(are_succeeded, lambda: server.output)
+    until(have_successors, lambda: server.output)
     server.until_whole()
     assert newer() == victims
     print(f"longest silence {silence:.2f} s")

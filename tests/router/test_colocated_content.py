@@ -217,8 +217,7 @@ def test_a_victim_whose_instance_dies_takes_no_blocks_that_the_pool_may_have_giv
 
 
 @pytest.mark.parametrize("has_slot", [True, False])
-def test_of_two_instances_the_one_that_has_it_loads_nothing(has_slot: bool) -> None:
-    """If it has a slot."""
+def test_among_equals_a_prompt_goes_to_an_instance_that_has_it_and_a_slot(has_slot: bool) -> None:
     script = script_of(knows_content=True)
     num_prompt = 2 * TOKENS_PER_HASH + 2
     submit(script, num_prompt=num_prompt)
