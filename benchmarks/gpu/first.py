@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.again.resolve() == (args.out / "first.json").resolve():
             parser.error(f"--out {args.out}: would overwrite {args.again}")
         names = [name for name in unfinished(args.again) if name in names]
-    parts = [part for part in PARTS if part.name in names]
+    parts = [replace(part, seconds=args.slack * part.seconds) for part in PARTS if part.name in names]
     options = ["--tiny"] if args.tiny else []
     if args.prepared:
         os.environ["ALIGNEDSERVE_PREPARED"] = str(args.prepared.absolute())
@@ -268,6 +268,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parts", type=_names, default=list(NAMES), help=", ".join(NAMES))
     parser.add_argument("--again", type=Path, metavar="FIRST.json", help="only what did not end well there")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
+    parser.add_argument(
+        "--slack", type=float, default=1.0, help="times the limit of each part, for a slow machine"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prepared", type=Path, help="what `benchmarks.gpu.prepare` made")
     parser.add_argument("--commit", help="commit of a tree that is not a git checkout")

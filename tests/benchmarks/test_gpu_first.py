@@ -152,9 +152,11 @@ def test_an_unknown_part_is_an_error_that_lists_the_known(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=8, turn=6, alone=True)
 def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
-    done = first("--minutes", "8", "--out", str(tmp_path))
-    assert done.returncode == 0, (done.stdout[-6000:], (tmp_path / "first.log").read_text()[-6000:])
+    # The limits are those of a GPU. Here they only keep a part that hangs from hanging for ever.
+    done = first("--minutes", "30", "--slack", "4", "--out", str(tmp_path))
     parts = {each["part"]: each for each in record(tmp_path)["parts"]}
+    log = (tmp_path / "first.log").read_text()
+    assert done.returncode == 0, f"{done.stdout[-9000:]}\n{done.stderr[-3000:]}\n{log[-9000:]}"
     assert tuple(parts) == NAMES
     for name, each in parts.items():
         assert each["how"] == "ended" and any(map(is_measured, each["rows"])), name
