@@ -234,7 +234,7 @@ class Recovery:
         if state is None:
             return
         # What is there may fail again, so it is computed instead. A request that needs no prefill asks again.
-        must_compute = failed.what == "pull" and not (state.is_pooled or state.saving_at)
+        must_compute = failed.what == "pull" and state.num_cached and not (state.is_pooled or state.saving_at)
         if failed.what == "load" or failed.wrong_block is not None or must_compute:
             state.num_cached, state.is_alone = 0, True
         self._recaller.recall(state, forgotten_by=sender)

@@ -250,6 +250,8 @@ def test_what_was_neither_saved_nor_pulled_is_computed_again(is_dead: bool) -> N
     script.reserve()
     work = script.take_one(Prefill, "prefill-1" if is_dead else PREFILL).works[0]
     assert (work.output, work.num_cached) == ([50], 0)
+    # The pool was not at fault, and may have its prefix.
+    assert not script.state().is_alone
 
 
 def test_a_save_that_fails_leaves_what_runs() -> None:
