@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.commit import commit_of
 from benchmarks.cpu_vs_vllm import cpu_name
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +72,6 @@ def main() -> None:
     parser.add_argument("--skip-ci", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     rounds: list[Round] = []
     for number in range(args.runs):
         rounds.append(measure(not args.skip_ci))
@@ -80,7 +80,7 @@ def main() -> None:
         found = {
             "processor": cpu_name(),
             "cores": os.cpu_count(),
-            "commit": commit.stdout.strip(),
+            "commit": commit_of(),
             "runs_s": [each.commands_s for each in rounds],
             "median_s": medians([each.commands_s for each in rounds]),
             "folders_s": medians([each.folders_s for each in rounds]),

@@ -13,12 +13,15 @@ import json
 import tempfile
 import time
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import httpx2
 
 from benchmarks.beginning_jobs import served
 from benchmarks.beginning_jobs.floor import Job
+from benchmarks.commit import commit_of
+from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.prefix_caching import ours
 from benchmarks.progress import say
 from benchmarks.rt_with_be import traffic
@@ -69,7 +72,15 @@ def main() -> None:
     for name, blocks in found.items():
         say(f"{name}: {blocks}")
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        about = {
+            "date": str(date.today()),
+            "processor": cpu_name(),
+            "lines": args.lines,
+            "at once": args.at_once,
+            "commits": {name: commit_of(root) for name, root in roots.items()},
+            "most blocks": found,
+        }
+        args.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.commit import commit_of
 from benchmarks.house import measures
 from benchmarks.house.imports import all_imports, between_folders, hard_imports, rings
 from benchmarks.house.source import ROOT, Source, product
@@ -91,7 +91,7 @@ def main() -> None:
         return
     lines = measures.lines_of_folders(sources)
     record = {
-        "commit": _commit(),
+        "commit": commit_of(),
         "figures": {figure.name: {"now": figure.value, "aim": figure.aim} for figure in found},
         "lines": lines,
     }
@@ -108,11 +108,6 @@ def _journey() -> list[str]:
     from benchmarks.house.journey import journey
 
     return journey()
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import argparse
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commit import commit_of
 from benchmarks.papers import page
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Size
@@ -74,11 +74,10 @@ def _note(measured: Measured, record: Record) -> None:
 
 def describe(out: Path) -> dict[str, Any]:
     arguments = ["OUT" if argument == str(out) else argument for argument in sys.argv[1:]]
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.papers", *arguments]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit_of(),
         "python": platform.python_version(),
         "num_cpus": os.cpu_count(),
         "minutes": 0.0,

@@ -16,6 +16,7 @@ from typing import Any
 
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.report import Objectives
+from benchmarks.commit import commit_of
 from benchmarks.gpu.record import Record
 from benchmarks.progress import progress, say
 from benchmarks.rt_with_be import peer
@@ -25,7 +26,6 @@ from benchmarks.rt_with_be.page import line, terminal_table, write
 from benchmarks.rt_with_be.simulated import Simulated, Workload
 
 PARTS = ("sim", "bursts", "goodput", "exact", "live", "live_bursts", "live_exact")
-ROOT = Path(__file__).parent.parent.parent
 
 
 def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
@@ -77,11 +77,10 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     command = shlex.join(["python", "-m", "benchmarks.rt_with_be", *sys.argv[1:]])
     if args.vllm_python:
         command = command.replace(str(args.vllm_python), "VENV/bin/python")
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit_of(),
         "python": platform.python_version(),
         "num_cpus": os.cpu_count(),
         "rt_rate": args.rt_rate,

@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,8 @@ from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.report import quantiles
 from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.text.tokenizer import Tokenizer
-from benchmarks.gpu.record import ROOT, Record, Row
+from benchmarks.commit import commit_of
+from benchmarks.gpu.record import Record, Row
 from benchmarks.progress import progress, say
 from benchmarks.sim_vs_live.live import Live, Plan, measure
 from benchmarks.sim_vs_live.model import DEMO, Served, larger
@@ -125,11 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def describe(args: argparse.Namespace, model: Served) -> dict[str, Any]:
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.sim_vs_live", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit_of(),
         "python": platform.python_version(),
         "num_cpus": os.cpu_count(),
         "num_requests": args.requests,

@@ -7,7 +7,6 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak
+from benchmarks.commit import commit_of
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
 from benchmarks.soak.questions import answers_to, make_questions
@@ -23,7 +23,6 @@ from benchmarks.soak.run import Outcome, Soak
 from benchmarks.soak.served import Setup, serving
 
 NUM_QUESTIONS = 48
-ROOT = Path(__file__).parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,14 +57,13 @@ def carry_out(setup: Setup, out: Path) -> Outcome:
 
 
 def describe(setup: Setup) -> dict[str, Any]:
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
         "seed": setup.seed,
         "seconds": setup.seconds,
         "instances": setup.instance_ids,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit_of(),
         "processor": cpu_name(),
     }
 
