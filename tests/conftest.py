@@ -35,11 +35,13 @@ settings.load_profile("tests")
 # Folders and files with tests that start processes or listen on sockets. One may fail because the machine is busy, so
 # it is run once more (tests/second_runs.py).
 LIVE = (
-    "benchmarks/test_gpu_first.py",
     "benchmarks/test_arena_live.py",
-    "benchmarks/test_sim_vs_live.py",
+    "benchmarks/test_attacks.py",
+    "benchmarks/test_gpu_first.py",
     "bench",
     "benchmarks/test_gpu_parts.py",
+    "benchmarks/test_sim_vs_live.py",
+    "benchmarks/test_soak.py",
     "cli",
     "clients",
     "cluster",
@@ -48,11 +50,11 @@ LIVE = (
     "instance",
     "kvpool/test_segment.py",
     "launch",
+    "process/test_child.py",
+    "protocol/test_connections.py",
     "router/test_fence.py",
     "router/test_server.py",
     "store",
-    "test_child.py",
-    "test_wire.py",
     "transport",
 )
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner_pytest import run_pytest
+from tests.conftest import LIVE
+from tests.inner_pytest import ROOT, run_pytest
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,10 @@ from hypothesis import given, strategies
 def test_rarely_failing(number):
     assert number < 2000
 """
+
+
+def test_what_may_have_a_second_run_exists() -> None:
+    assert [name for name in LIVE if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_a_live_test_that_passes_only_on_its_second_run_is_named_and_no_failure(tmp_path: Path) -> None:

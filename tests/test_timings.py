@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from benchmarks.ci_time import RESULTS
 from tests.budgets import BUDGET, GENEROSITY, Budget, Taken, excesses, pace_of
 from tests.inner_pytest import ROOT, run_pytest
+from tests.timings import end
 
 SECONDS = {"router": 60.0, "kvpool": 30.0, "sim": 90.0, "tiny": 5.0}
 BUDGETS = Budget(SECONDS, turns={"sim": 100.0}, fixed_work_s=0.1)
@@ -142,7 +145,6 @@ QUICK = "def test_it(): pass"
 BUDGET_OF_A_TURN = "fixed_work_s = 1000.0\n[seconds]\nops = 30\nother = 30\n[turns]\nops = 2"
 # It counts its runs in a file beside it.
 SLOW = """
-import time
 from pathlib import Path
 
 import pytest
@@ -151,8 +153,18 @@ import pytest
 def test_it(request):
     runs = Path(__file__).with_name("runs")
     runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
-    time.sleep(3 if len(runs.read_text()) <= SLOW_RUNS else 0)
     assert len(runs.read_text()) != FAILING_RUN
+"""
+# As if some runs of it took three seconds.
+SLOW_RUN = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    runs = item.path.with_name("runs")
+    is_slow = runs.exists() and len(runs.read_text()) <= SLOW_RUNS
+    outcome.get_result().duration = 3.0 * (is_slow and outcome.get_result().when == "call")
 """
 TURNS = """
 import pytest
@@ -173,14 +185,17 @@ def pytest_runtest_makereport(item):
     outcome.get_result().duration = 30 if item.path.parent.name in ("cluster", "launch") else 13
 """
 SHAKY = """
-import time
-
+def test_it(request):
+    assert request.node.execution_count > 1
+"""
+# As if its first run took long.
+SLOW_FIRST_RUN = """
 import pytest
 
-def test_it(request):
-    if request.node.execution_count == 1:
-        time.sleep(0.3)
-        assert False
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    outcome.get_result().duration = 30.0 if item.execution_count == 1 else 0.1
 """
 
 
@@ -227,8 +242,9 @@ def test_a_folder_over_its_budget_fails_a_run_whose_tests_pass(tmp_path: Path) -
 def test_a_folder_over_its_budget_is_run_once_more(
     slow_runs: int, failing_run: int, code: int, last: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    slow = SLOW.replace("SLOW_RUNS", str(slow_runs)).replace("FAILING_RUN", str(failing_run))
-    files = {"ops/test_a.py": slow, "other/test_b.py": QUICK}
+    slow = SLOW.replace("FAILING_RUN", str(failing_run))
+    slow_run = SLOW_RUN.replace("SLOW_RUNS", str(slow_runs))
+    files = {"ops/test_a.py": slow, "ops/conftest.py": slow_run, "other/test_b.py": QUICK}
     (tmp_path / "budget.toml").write_text(BUDGET_OF_A_TURN)
     options = (*options, f"--budget={tmp_path}/budget.toml", "--record", f"{tmp_path}/record.json")
     plugins = ["tests.timings", "tests.draws", "xdist"]
@@ -257,6 +273,22 @@ def test_a_first_run_that_failed_does_not_count(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     options = ("--record", str(record), "--reruns", "1")
     plugins = ["tests.timings", "pytest_rerunfailures"]
-    code, said = run_pytest(tmp_path, {"router/test_a.py": SHAKY}, *options, plugins=plugins)
+    files = {"router/test_a.py": SHAKY, "conftest.py": SLOW_FIRST_RUN}
+    code, said = run_pytest(tmp_path, files, *options, plugins=plugins)
     assert code == 0 and "1 rerun" in said, said
-    assert json.loads(record.read_text())["folders"]["router"] < 0.3
+    assert json.loads(record.read_text())["folders"]["router"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [("print('x' * 200_000)", "x" * 200_000 + "\n"), ("print('over')", "over\n")],
+    ids=["much", "little"],
+)
+def test_a_second_run_that_is_stopped_can_end_what_it_has_started(then: str, said: str) -> None:
+    code = f"import time\ntry:\n  print('begun', flush=True)\n  time.sleep(600)\nexcept KeyboardInterrupt:\n  {then}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        assert end(process) == said
+    assert process.returncode == 0

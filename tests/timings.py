@@ -67,7 +67,9 @@ class Timings:
         self._turn_seconds: defaultdict[str, float] = defaultdict(float)
         # the turns that were run, by folder
         self._turns: defaultdict[str, set[str]] = defaultdict(set)
+        # seconds of tests that have not ended, and tests that will run once more
         self._pending: defaultdict[str, float] = defaultdict(float)
+        self._repeated: set[str] = set()
         self._work: list[float] = []
         self._begun_s = time.monotonic()
         # what fails the run, and what the summary ends with
@@ -75,11 +77,14 @@ class Timings:
         self._last_lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup":
+            self._pending.pop(report.nodeid, None)
+            self._repeated.discard(report.nodeid)
         self._pending[report.nodeid] += report.duration
-        # pytest-rerunfailures' word for the end of a run that failed and is followed by another one
+        # pytest-rerunfailures' word for what failed in a run that is followed by another one
         if str(report.outcome) == "rerun":
-            del self._pending[report.nodeid]
-        elif report.when == "teardown":
+            self._repeated.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._repeated:
             self._count(report)
 
     def _count(self, report: pytest.TestReport) -> None:
@@ -143,11 +148,10 @@ class Timings:
         ) as process:
             try:
                 said, _ = process.communicate(timeout=LONGEST_SECOND_RUN_S)
-            except subprocess.TimeoutExpired as error:
-                _end(process)
-                said = str(error)
+            except subprocess.TimeoutExpired:
+                said = end(process)
             except BaseException:
-                _end(process)
+                end(process)
                 raise
         if process.returncode != pytest.ExitCode.OK:
             self._last_lines += ["the second run of what was over its budget failed:", said[-2000:]]
@@ -201,13 +205,14 @@ class Timings:
         return [*slowest, "", *rows, *turns, "", work, whole]
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Lets its tests end the processes that they have started, for half a minute."""
+def end(process: subprocess.Popen[str]) -> str:
+    """Lets its tests end the processes that they have started, for half a minute. Returns what it said."""
     os.killpg(process.pid, signal.SIGINT)
     try:
-        process.wait(30.0)
+        return process.communicate(timeout=30.0)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        return "it went on after SIGINT, and was killed"
 
 
 def _by_folder(seconds: Mapping[str, float]) -> dict[str, float]:
