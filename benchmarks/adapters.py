@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import NewRequest
 from alignedserve.models import presets
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.listed_weights import ListedSource, ListingOps
@@ -73,7 +74,7 @@ def iteration_s(engine: Engine, num_requests: int, num_tokens: int, adapters: tu
         prompt = [1 + (number + k) % 1000 for k in range(num_before + 3 * num_tokens)]
         adapter = adapters[number % len(adapters)] if adapters else ""
         request = engine.adopt(
-            RequestId(str(number)), prompt, PARAMS, 0, num_computed=num_before, adapter=adapter
+            NewRequest(RequestId(str(number)), prompt, PARAMS, 0, num_computed=num_before, adapter=adapter)
         )
         assert request is not None
         engine.join(request)

@@ -27,6 +27,7 @@ from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import NewRequest
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.ops.base import CompiledModel
@@ -96,7 +97,9 @@ def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     work = []
     for index in range(args.batch):
         prompt, key = [1] * args.context, RequestId(str(index))
-        request = engine.adopt(key, prompt, params_of(args), 0, output=[TOKEN], num_computed=args.context)
+        request = engine.adopt(
+            NewRequest(key, prompt, params_of(args), 0, output=[TOKEN], num_computed=args.context)
+        )
         assert request is not None
         engine.join(request)
         work.append((request, 1))

@@ -31,7 +31,7 @@ from alignedserve.demo.tasks import TASKS, TaskExample
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import NewRequest, Request
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.sampling_params import SamplingParams
@@ -170,7 +170,7 @@ class Forced:
 
     def _adopt(self, tokens: Sequence[int], num_computed: int) -> Request:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        request = self._engine.adopt(RequestId("1"), tokens, params, 0, num_computed=num_computed)
+        request = self._engine.adopt(NewRequest(RequestId("1"), tokens, params, 0, num_computed=num_computed))
         assert request is not None
         return request
 

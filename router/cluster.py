@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from alignedserve.protocol.kv_format import is_lossy
 from alignedserve.protocol.messages import Hello
 from alignedserve.router.views import ColocatedView, DecodeView, PrefillView, Process
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import InstanceId
 
 _VIEWS: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView, "colocated": ColocatedView}
@@ -17,7 +18,8 @@ NUM_AVERAGED = 16
 
 
 class ClusterState:
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulingConfig) -> None:
+        self._config = config
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
         # Instances that take prompts, and instances that take requests to decode, in order of connection.
@@ -29,6 +31,12 @@ class ClusterState:
         self.is_colocated = False
         # The largest context length among the instances, in tokens.
         self.max_model_len = 0
+        # Whether requests with a common prefix have its blocks in common: in the pool; there and at all instances that
+        # decode.
+        self.shares_pool_blocks = False
+        self.shares_all_blocks = False
+        # Whether instances can load a prompt's prefix from the pool.
+        self.loads_prefixes = False
         # The seconds from the first token to the second, on average over recent real time.
         self.second_token_s = 0.0
 
@@ -60,6 +68,12 @@ class ClusterState:
         self.all_decodes = [process for process in self if isinstance(process, DecodeView)]
         self.is_colocated = any(isinstance(view, ColocatedView) for view in self.prefills)
         self.max_model_len = max((view.hello.limits.max_model_len for view in self.instances), default=0)
+        self.shares_pool_blocks = self._shares_pool_blocks()
+        is_shared_there = all(view.hello.limits.enable_prefix_caching for view in self.decodes)
+        self.shares_all_blocks = self.shares_pool_blocks and is_shared_there
+        # An instance loads whole blocks of KV, and a prompt may begin in parts of them, or keep its inputs.
+        keeps_inputs = any(view.hello.limits.can_keep_inputs for view in self.prefills)
+        self.loads_prefixes = not (keeps_inputs or self._config.share_blocks)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._processes
@@ -72,20 +86,13 @@ class ClusterState:
         """The processes that compute: neither the pool nor gateways."""
         return [process for process in self if isinstance(process, PrefillView | DecodeView)]
 
-    @property
-    def shares_pool_blocks(self) -> bool:
-        """Whether requests with a common prefix have its blocks in the pool in common."""
+    def _shares_pool_blocks(self) -> bool:
         if self.pool is None or not (self.prefills and self.prefills[0].hello.limits.enable_prefix_caching):
             return False
         # With a window, saved columns may lack the blocks of sliding groups.
         return not (
             self.pool.hello.limits.window or is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
         )
-
-    @property
-    def shares_decode_blocks(self) -> bool:
-        """Whether they have them in common at all instances that decode."""
-        return all(view.hello.limits.enable_prefix_caching for view in self.decodes)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None

@@ -57,9 +57,7 @@ class PoolClient:
     def may_find(self, state: RequestState) -> bool:
         """Returns whether the pool may have KV for the prompt. If nothing was saved that begins like it, the question
         is not worth the time of an answer."""
-        keeps_inputs = any(view.hello.limits.can_keep_inputs for view in self._router.cluster.prefills)
-        if keeps_inputs or self._router.policy.config.share_blocks:
-            # An instance loads whole blocks of KV, and there a prompt may begin in parts of them, or keep its inputs.
+        if not self._router.cluster.loads_prefixes:
             return False
         for first in self._hashes_of(state)[:1]:
             if first in self._saved:

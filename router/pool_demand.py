@@ -159,8 +159,7 @@ class PoolDemand:
 
     def _shared_hashes(self, state: RequestState) -> list[bytes]:
         """Returns the hashes of the blocks that the request may have in common with others: never its last token's."""
-        cluster = self._cluster
-        if not (state.may_share and cluster.shares_pool_blocks and cluster.shares_decode_blocks):
+        if not (state.may_share and self._cluster.shares_all_blocks):
             return []
         num_shared = (len(state.request.prompt) - 1) // self._block_size
         return state.block_hashes(self._block_size)[:num_shared]

@@ -27,7 +27,7 @@ class RouterState:
         self.policy = policy
         self.clock = EventClock()
         # Which processes are up, and which links work.
-        self.cluster = ClusterState()
+        self.cluster = ClusterState(policy.config)
         self.link_health = LinkHealth(self.clock)
         # Which requests exist, and how many are in which phase.
         self.requests = RequestTable()

@@ -19,9 +19,8 @@ from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import EngineLimits
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import (
-    PLAIN,
     Endings,
-    Layout,
+    NewRequest,
     Request,
     Status,
     Vocabulary,
@@ -35,8 +34,7 @@ from alignedserve.layer_groups import LayerGroups
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
-from alignedserve.sampling_params import SamplingParams
-from alignedserve.text.grammar import Grammars, Matcher
+from alignedserve.text.grammar import Grammars
 from alignedserve.types import BlockId, RequestId
 
 
@@ -105,53 +103,28 @@ class Engine:
             self.span = KvSpan.of(self.groups, self.format.block_size, max_step)
             self._blocks.keep_window(self.span)
 
-    def adopt(
-        self,
-        request_id: RequestId,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        output: Sequence[int] = (),
-        num_computed: int = 0,
-        matcher: Matcher | None = None,
-        layout: Layout = PLAIN,
-        pooling: str | None = None,
-        adapter: str = "",
-    ) -> Request | None:
+    def adopt(self, new: NewRequest) -> Request | None:
         """Takes in a request that began elsewhere, or will continue there. The caller decides when it runs and leaves.
 
         The request gets blocks for all of its tokens, shared ones (`share`) included, as far as `span` requires. Call
-        `join` and `execute` once these hold the KV of the first `num_computed` tokens. It holds its blocks until
-        `release`, even after its end, because a copy may still read them. Passed blocks are held until `free_passed`.
-
-        - `matcher`: the request's own matcher, if the caller had `grammars` make it. The first token waits for a
-          matcher that is still compiling, and the whole batch with it.
-        - `layout`: KV that exists already lies in this way. With kept inputs, no token may be computed yet.
-        - `pooling`: it ends with an embedding of its prompt. For a mean, no token may be computed yet.
-        - `adapter`: the name of the adapter that all of its KV was computed with; empty if it has none.
+        `join` and `execute` once these hold the KV of its computed tokens. It holds its blocks until `release`, even
+        after its end, because a copy may still read them. Passed blocks are held until `free_passed`.
 
         Returns None and changes nothing if too few blocks are free; shared blocks stay held. Raises InvalidRequest if
         the request can't be run.
         """
+        layout = new.layout
         if layout.is_reversed and not self._has_reversed:
-            raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
-        if layout.keeps_inputs and (num_computed or layout.is_reversed or not self.limits.can_keep_inputs):
-            raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
-        if pooling == "mean" and num_computed:
-            raise ValueError(
-                f"{request_id}: a mean needs the states of all tokens; {num_computed} tokens have KV already"
+            raise RuntimeError(
+                f"{new.request_id}: is reversed, and the engine was built without has_reversed"
             )
-        num_tokens = len(prompt_token_ids) + len(output)
-        num_columns = self.format.num_columns(num_tokens, layout.keeps_inputs) - layout.num_lent
-        num_passed = self.span.num_passed(num_computed)
-        if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
+        new.check(self.limits.can_keep_inputs)
+        num_columns = self.format.num_columns(new.num_tokens, layout.keeps_inputs) - layout.num_lent
+        num_passed = self.span.num_passed(new.num_computed)
+        if self._blocks.num_missing(new.request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
-        request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling, adapter)
-        request.output, request.num_computed = list(output), num_computed
-        request.is_reversed, request.keeps_inputs = layout.is_reversed, layout.keeps_inputs
-        if params.has_penalties:
-            request.output_counts = dict(Counter(output))
-        self._blocks.grow(request_id, num_columns, num_passed)
+        request = self._begin(new)
+        self._blocks.grow(new.request_id, num_columns, num_passed)
         return request
 
     def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
@@ -359,37 +332,22 @@ class Engine:
         if self._requests:
             raise RuntimeError(f"idle, but {len(self._requests)} requests are left")
 
-    def _request(
-        self,
-        request_id: RequestId,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        matcher: Matcher | None = None,
-        pooling: str | None = None,
-        adapter: str = "",
-    ) -> Request:
-        if request_id in self._requests:
-            raise ValueError(f"request_id={request_id!r}: a request with this id is running")
-        check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len, pooling)
-        check_adapter(adapter, self.adapters)
-        room = self.max_model_len - len(prompt_token_ids)
-        if matcher is None and params.structured_outputs is not None:
-            matcher = self.grammars.matcher(params.structured_outputs)
+    def _begin(self, new: NewRequest) -> Request:
+        if new.request_id in self._requests:
+            raise ValueError(f"request_id={new.request_id!r}: a request with this id is running")
+        params = new.params
+        check_request(new.prompt, params, self.vocabulary, self.max_model_len, new.pooling)
+        check_adapter(new.adapter, self.adapters)
         stops = frozenset(params.stop_token_ids or ())
-        request = Request(
-            request_id=request_id,
-            prompt=np.asarray(prompt_token_ids, dtype=np.int32),
-            params=params,
-            seed=seed,
-            stop_token_ids=stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids,
-            max_output_len=min(room, params.max_tokens or room),
-            matcher=matcher,
-            pooling=pooling,
-            adapter=self.adapters.get(adapter, 0),
-        )
+        stops = stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids
+        request = new.begin(np.asarray(new.prompt, dtype=np.int32), stops, self.max_model_len)
+        if request.matcher is None and params.structured_outputs is not None:
+            request.matcher = self.grammars.matcher(params.structured_outputs)
+        request.adapter = self.adapters.get(new.adapter, 0)
+        if params.has_penalties:
+            request.output_counts = dict(Counter(new.output))
         self._endings.watch(request)
-        self._requests[request_id] = request
+        self._requests[new.request_id] = request
         return request
 
     def _grow(self, request: Request, num_columns: int) -> None:

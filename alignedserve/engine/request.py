@@ -176,6 +176,58 @@ class Request:
         return output if start >= num_prompt else np.concatenate([self.prompt[start:], output])
 
 
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request for `Engine.adopt`."""
+
+    request_id: RequestId
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    # Its output so far, and how many of its tokens have KV.
+    output: Sequence[int] = ()
+    num_computed: int = 0
+    # Its own matcher, if the caller had `grammars` make it. The first token waits for a matcher that still compiles,
+    # and the whole batch with it.
+    matcher: Matcher | None = None
+    # KV that exists already lies in this way. With kept inputs, no token may be computed yet.
+    layout: Layout = PLAIN
+    # See `Request`. For a mean, no token may be computed yet.
+    pooling: str | None = None
+    # The name of the adapter that all of its KV was computed with; empty if it has none.
+    adapter: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def check(self, can_keep_inputs: bool) -> None:
+        """Raises ValueError if it has KV that it can't have."""
+        found = f"{self.num_computed} tokens of it have KV"
+        if self.layout.keeps_inputs and (self.num_computed or self.layout.is_reversed or not can_keep_inputs):
+            raise ValueError(f"{self.request_id}: its inputs can't be kept; {found}")
+        if self.pooling == "mean" and self.num_computed:
+            raise ValueError(f"{self.request_id}: a mean needs the states of all tokens; {found}")
+
+    def begin(self, prompt: np.ndarray, stop_token_ids: frozenset[int], max_model_len: int) -> Request:
+        """Returns the request's state, without its adapter."""
+        room = max_model_len - len(prompt)
+        return Request(
+            request_id=self.request_id,
+            prompt=prompt,
+            params=self.params,
+            seed=self.seed,
+            stop_token_ids=stop_token_ids,
+            max_output_len=min(room, self.params.max_tokens or room),
+            matcher=self.matcher,
+            is_reversed=self.layout.is_reversed,
+            keeps_inputs=self.layout.keeps_inputs,
+            pooling=self.pooling,
+            num_computed=self.num_computed,
+            output=list(self.output),
+        )
+
+
 # Requests, each with the number of its tokens that an iteration computes.
 Work = Sequence[tuple[Request, int]]
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, Vocabulary, Work
+from alignedserve.engine.request import NewRequest, Request, Vocabulary, Work
 from alignedserve.protocol.kv_span import KvSpan
-from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Completions, Done
@@ -90,19 +89,7 @@ class Executor(Protocol):
 
     def keep_window(self, max_step: int) -> None: ...
 
-    def adopt(
-        self,
-        request_id: RequestId,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        output: Sequence[int] = (),
-        num_computed: int = 0,
-        matcher: Matcher | None = None,
-        layout: Layout = PLAIN,
-        pooling: str | None = None,
-        adapter: str = "",
-    ) -> Request | None: ...
+    def adopt(self, new: NewRequest) -> Request | None: ...
 
     def join(self, request: Request) -> None: ...
 

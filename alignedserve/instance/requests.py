@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request
+from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request
 from alignedserve.instance.executor import Executor
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
@@ -45,7 +45,7 @@ def adopt(
     if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of the prompt were sent with the first token.
         params = replace(params, prompt_logprobs=None)
-    request = engine.adopt(
+    new = NewRequest(
         id_of(wanted.key),
         wanted.prompt,
         params,
@@ -57,10 +57,10 @@ def adopt(
         wanted.pooling,
         wanted.adapter,
     )
+    request = engine.adopt(new)
     if request is None:
-        num_tokens = len(wanted.prompt) + len(work.output)
         raise RuntimeError(
-            f"request {wanted.key}: planned blocks for {num_tokens} tokens, only {engine.num_free_blocks} are free"
+            f"request {wanted.key}: planned blocks for {new.num_tokens} tokens, only {engine.num_free_blocks} are free"
         )
     return request
 

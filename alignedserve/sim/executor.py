@@ -17,17 +17,15 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, Status, Vocabulary, Work
+from alignedserve.engine.request import NewRequest, Request, Status, Vocabulary, Work
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
 from alignedserve.sim.block_contents import BlockContents
 from alignedserve.sim.grammars import SimGrammars
 from alignedserve.sim.kv_model import KvModel, TokenChain
 from alignedserve.sim.segment import Content
-from alignedserve.text.grammar import Matcher
 from alignedserve.timing.cost import CopyChannel, CostModel
 from alignedserve.types import BlockId, RequestId, RequestKey
 
@@ -113,58 +111,29 @@ class SimEngine:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def adopt(
-        self,
-        request_id: RequestId,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        output: Sequence[int] = (),
-        num_computed: int = 0,
-        matcher: Matcher | None = None,
-        layout: Layout = PLAIN,
-        pooling: str | None = None,
-        adapter: str = "",
-    ) -> Request | None:
-        if pooling == "mean" and num_computed:
-            raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
-        if layout.keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
-            raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
-        num_tokens = len(prompt_token_ids) + len(output)
-        num_columns = self.format.num_columns(num_tokens, layout.keeps_inputs) - layout.num_lent
-        num_passed = self.span.num_passed(num_computed)
+    def adopt(self, new: NewRequest) -> Request | None:
+        request_id, layout = new.request_id, new.layout
+        new.check(self.limits.can_keep_inputs)
+        num_columns = self.format.num_columns(new.num_tokens, layout.keeps_inputs) - layout.num_lent
+        num_passed = self.span.num_passed(new.num_computed)
         if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
-        if matcher is None and params.structured_outputs is not None:
-            matcher = self.grammars.matcher(params.structured_outputs)
-        self._know_tokens(request_id, prompt_token_ids, seed, output, adapter)
-        room = self.max_model_len - len(prompt_token_ids)
-        request = self._requests[request_id] = Request(
-            request_id=request_id,
-            # No token of the prompt is read; only its length counts.
-            prompt=np.empty(len(prompt_token_ids), dtype=np.int32),
-            params=params,
-            seed=seed,
-            stop_token_ids=frozenset(),
-            max_output_len=min(room, params.max_tokens or room, model.own_output_len(seed)),
-            matcher=matcher,
-            keeps_inputs=layout.keeps_inputs,
-            status=Status.HELD,
-            num_computed=num_computed,
-            output=list(output),
-            is_reversed=layout.is_reversed,
-            pooling=pooling,
-        )
+        self._know_tokens(new)
+        # No token of the prompt is read; only its length counts.
+        prompt = np.empty(len(new.prompt), dtype=np.int32)
+        request = new.begin(prompt, frozenset(), self.max_model_len)
+        if request.matcher is None and new.params.structured_outputs is not None:
+            request.matcher = self.grammars.matcher(new.params.structured_outputs)
+        request.max_output_len = min(request.max_output_len, model.own_output_len(new.seed))
+        self._requests[request_id] = request
         self.contents.is_reversed(key_of(request_id), layout.is_reversed)
         self._grow(request_id, num_columns, num_passed)
         return request
 
-    def _know_tokens(
-        self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int], adapter: str
-    ) -> None:
-        key = key_of(request_id)
-        chain = self._chains[request_id] = self._kv.chain(key, prompt, seed, adapter)
-        for k, token in enumerate(output):
+    def _know_tokens(self, new: NewRequest) -> None:
+        key = key_of(new.request_id)
+        chain = self._chains[new.request_id] = self._kv.chain(key, new.prompt, new.seed, new.adapter)
+        for k, token in enumerate(new.output):
             if token != chain.token(k):
                 raise RuntimeError(
                     f"request {key} comes with {token} as its output token {k}, not {chain.token(k)}"

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.engine.blocks import Grown
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import NewRequest, Request
 from alignedserve.sim.block_contents import BlockContents, Digest
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.sim.transfers import SimTransfers
 from alignedserve.transport.runs import Pairs
-from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
+from alignedserve.types import BlockId, PoolBlockId, RequestKey
 
 
 class NoContents(BlockContents):
@@ -31,9 +31,7 @@ class TrustingEngine(SimEngine):
     def _make_contents(self) -> BlockContents:
         return NoContents(self.limits.block_size)
 
-    def _know_tokens(
-        self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int], adapter: str
-    ) -> None:
+    def _know_tokens(self, new: NewRequest) -> None:
         pass
 
     def _check_content(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import NewRequest
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from benchmarks.gpu.bench import Bench
@@ -131,7 +132,9 @@ def _with_chunks(engine: Engine, point: Point, batch: Decoding) -> float:
     for index, (before, count) in enumerate(point.chunks):
         prompt = tokens.integers(vocab_size, size=before + count).tolist()
         params = SamplingParams(temperature=0, max_tokens=MAX_STEPS, ignore_eos=True)
-        request = engine.adopt(RequestId(f"chunk{index}"), prompt, params, seed=0, num_computed=before)
+        request = engine.adopt(
+            NewRequest(RequestId(f"chunk{index}"), prompt, params, seed=0, num_computed=before)
+        )
         if request is None:
             raise RuntimeError(
                 f"no room for a prompt of {before + count}, {engine.num_free_blocks} blocks left"

@@ -15,6 +15,7 @@ from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.choices import block_format
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import NewRequest
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from benchmarks.gpu.bench import Bench, free_memory
@@ -100,12 +101,14 @@ class Decoding:
         for index, length in enumerate(lengths):
             prompt = tokens.integers(vocab_size, size=length - 1).tolist()
             request = engine.adopt(
-                RequestId(f"r{index}"),
-                prompt,
-                params,
-                seed=0,
-                output=[int(tokens.integers(vocab_size))],
-                num_computed=length - 1,
+                NewRequest(
+                    RequestId(f"r{index}"),
+                    prompt,
+                    params,
+                    seed=0,
+                    output=[int(tokens.integers(vocab_size))],
+                    num_computed=length - 1,
+                )
             )
             if request is None:
                 raise RuntimeError(

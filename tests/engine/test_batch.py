@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Layout, Request
+from alignedserve.engine.request import Layout, NewRequest, Request
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
@@ -24,7 +24,7 @@ def directory(tiny_model: Callable[[str], Path]) -> Path:
 def adopt(engine: Engine, directory: Path, number: int, num_output: int) -> Request:
     """One that has got so many tokens elsewhere, and whose KV is still to be computed."""
     output = greedy(directory)[number][:num_output]
-    request = engine.adopt(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, output)
+    request = engine.adopt(NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, output))
     assert request is not None
     engine.join(request)
     return request
@@ -80,11 +80,13 @@ def test_reversed_requests_get_their_tokens_beside_others(
         requests = []
         for number in (2, 3, 6):
             request = engine.adopt(
-                RequestId(f"r{number}"),
-                prompts()[number],
-                greedy_params(),
-                0,
-                layout=Layout(is_reversed=number % 2 == first_reversed),
+                NewRequest(
+                    RequestId(f"r{number}"),
+                    prompts()[number],
+                    greedy_params(),
+                    0,
+                    layout=Layout(is_reversed=number % 2 == first_reversed),
+                )
             )
             assert request is not None
             engine.join(request)
@@ -99,4 +101,6 @@ def test_reversed_requests_get_their_tokens_beside_others(
 def test_an_engine_that_was_not_built_for_it_takes_no_reversed_request(directory: Path) -> None:
     engine = make_engine(directory)
     with pytest.raises(RuntimeError, match="has_reversed"):
-        engine.adopt(RequestId("r"), prompts()[2], greedy_params(), 0, layout=Layout(is_reversed=True))
+        engine.adopt(
+            NewRequest(RequestId("r"), prompts()[2], greedy_params(), 0, layout=Layout(is_reversed=True))
+        )

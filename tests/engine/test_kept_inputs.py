@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Layout, Request
+from alignedserve.engine.request import Layout, NewRequest, Request
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import NUM_NEW, greedy, prompts
@@ -27,12 +27,14 @@ def _engine(directory: Path, backend: str, **options: Any) -> Engine:
 
 def _adopt(engine: Engine, index: int, keeps_inputs: bool, output: list[int] | None = None) -> Request:
     request = engine.adopt(
-        RequestId(f"r{index}"),
-        prompts()[index],
-        greedy_params(),
-        0,
-        output or [],
-        layout=Layout(keeps_inputs=keeps_inputs),
+        NewRequest(
+            RequestId(f"r{index}"),
+            prompts()[index],
+            greedy_params(),
+            0,
+            output or [],
+            layout=Layout(keeps_inputs=keeps_inputs),
+        )
     )
     assert request is not None
     engine.join(request)
@@ -110,7 +112,9 @@ def test_the_native_backend_restores_bit_for_bit(tiny_model: Directory, dtype: s
         requests = []
         for index, prompt in enumerate(prompts()):
             request = engine.adopt(
-                RequestId(f"r{index}"), prompt, params, 0, layout=Layout(keeps_inputs=keeps_inputs)
+                NewRequest(
+                    RequestId(f"r{index}"), prompt, params, 0, layout=Layout(keeps_inputs=keeps_inputs)
+                )
             )
             assert request is not None
             engine.join(request)
@@ -163,4 +167,6 @@ def test_models_whose_inputs_are_no_smaller_are_refused(tiny_model: Directory, f
 def test_an_engine_without_hidden_cache_keeps_no_inputs(tiny_model: Directory) -> None:
     engine = make_engine(tiny_model("opt"), attention_backend="torch")
     with pytest.raises(ValueError, match="r0: its inputs can't be kept"):
-        engine.adopt(RequestId("r0"), prompts()[0], greedy_params(), 0, layout=Layout(keeps_inputs=True))
+        engine.adopt(
+            NewRequest(RequestId("r0"), prompts()[0], greedy_params(), 0, layout=Layout(keeps_inputs=True))
+        )

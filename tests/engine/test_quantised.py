@@ -11,7 +11,7 @@ import torch
 
 from alignedserve.engine import build
 from alignedserve.engine.config import QUANTIZATIONS, EngineConfig
-from alignedserve.engine.request import Layout
+from alignedserve.engine.request import Layout, NewRequest
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.types import RequestId
@@ -98,7 +98,9 @@ def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     requests = []
     for index, prompt in enumerate(prompts()):
         request = engine.adopt(
-            RequestId(str(index)), prompt, greedy_params(), 0, layout=Layout(keeps_inputs=index % 2 == 0)
+            NewRequest(
+                RequestId(str(index)), prompt, greedy_params(), 0, layout=Layout(keeps_inputs=index % 2 == 0)
+            )
         )
         assert request is not None
         engine.join(request)

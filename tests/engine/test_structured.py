@@ -10,6 +10,7 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.engine.outputs import TokenOutput
+from alignedserve.engine.request import NewRequest
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import Policy
@@ -113,7 +114,9 @@ def test_tokens_stay_the_same_under_preemption_and_elsewhere() -> None:
     elsewhere = engine_of().engine
     for number, (wanted, output) in enumerate(zip(params, plain, strict=True)):
         half = len(output) // 2
-        request = elsewhere.adopt(RequestId(str(number)), PROMPT, wanted, wanted.seed or 0, output[:half])
+        request = elsewhere.adopt(
+            NewRequest(RequestId(str(number)), PROMPT, wanted, wanted.seed or 0, output[:half])
+        )
         assert request is not None
         elsewhere.join(request)
         while request.output != output:
@@ -129,7 +132,9 @@ def test_a_bad_grammar_is_refused_and_where_it_is_too_late_ends_its_request_alon
         instance.add_request(RequestId("a"), PROMPT, bad, 0)
     good = params_of("choice", 0.0)
     engine = instance.engine
-    requests = [engine.adopt(RequestId(name), PROMPT, each, 0) for name, each in (("b", bad), ("c", good))]
+    requests = [
+        engine.adopt(NewRequest(RequestId(name), PROMPT, each, 0)) for name, each in (("b", bad), ("c", good))
+    ]
     for request in requests:
         assert request is not None
         engine.join(request)

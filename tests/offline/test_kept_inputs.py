@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from alignedserve import LLM
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import NewRequest
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -34,8 +35,8 @@ class Counting:
         self.num = {True: 0, False: 0}
         adopt = engine.adopt
 
-        def counting(*args: Any, **more: Any) -> Any:
-            request = adopt(*args, **more)
+        def counting(new: NewRequest) -> Any:
+            request = adopt(new)
             self.num[request is not None and request.keeps_inputs] += 1
             return request
 

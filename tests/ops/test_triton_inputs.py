@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.engine.request import Layout
+from alignedserve.engine.request import Layout, NewRequest
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
@@ -36,11 +36,13 @@ def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directo
     requests = []
     for place, index in enumerate(indices):
         request = engine.adopt(
-            RequestId(f"r{index}"),
-            prompts()[index],
-            greedy_params(),
-            0,
-            layout=Layout(keeps_inputs=place < 2),
+            NewRequest(
+                RequestId(f"r{index}"),
+                prompts()[index],
+                greedy_params(),
+                0,
+                layout=Layout(keeps_inputs=place < 2),
+            )
         )
         assert request is not None
         engine.join(request)

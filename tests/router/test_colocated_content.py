@@ -244,6 +244,18 @@ def test_after_an_era_nothing_is_asked_until_something_is_saved() -> None:
     assert not [message for name, message in script.take() if name == POOL]
 
 
+def test_the_pool_is_asked_again_when_the_instance_that_keeps_inputs_has_left() -> None:
+    script = script_of()
+    save(script)
+    script.connect("colocated-1", enable_prefix_caching=True, max_restored_blocks=8)
+    submit(script, 2)
+    assert script.state(2).phase is Phase.OFFERED and POOL not in [name for name, _ in script.take()]
+    script.close("colocated-1")
+    script.take()
+    submit(script, 3)
+    assert script.take_one(Reserve, POOL).hashes == HASHES and script.state(3).phase is Phase.RESERVING
+
+
 def test_the_pool_is_lost_while_it_is_asked() -> None:
     script = script_of()
     save(script)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.engine.request import Layout
+from alignedserve.engine.request import Layout, NewRequest
 from alignedserve.instance.requests import id_of
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.island import SimIsland
@@ -30,10 +30,10 @@ class Watched:
         self.kept: set[RequestKey] = set()
         adopt = SimEngine.adopt
 
-        def watching(engine: SimEngine, request_id: Any, *args: Any, **more: Any) -> Any:
-            request = adopt(engine, request_id, *args, **more)
+        def watching(engine: SimEngine, new: NewRequest) -> Any:
+            request = adopt(engine, new)
             if request is not None and request.keeps_inputs:
-                self.kept.add(RequestKey(int(request_id)))
+                self.kept.add(RequestKey(int(new.request_id)))
             return request
 
         monkeypatch.setattr(SimEngine, "adopt", watching)
@@ -89,7 +89,13 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
     seconds = {}
     for keeps_inputs, num_blocks in ((False, 10), (True, 5)):
         request = executor.adopt(
-            id_of(asked.key), [1] * 160, asked.params, asked.seed, layout=Layout(keeps_inputs=keeps_inputs)
+            NewRequest(
+                id_of(asked.key),
+                [1] * 160,
+                asked.params,
+                asked.seed,
+                layout=Layout(keeps_inputs=keeps_inputs),
+            )
         )
         executor.join(request)
         assert len(executor.blocks_of(request)) == num_blocks

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import PLAIN, Layout, Request, Work
+from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request, Work
 from alignedserve.instance.profile.grid import MARGIN, Reach, size
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.requests import coming_news, complete
@@ -217,7 +217,9 @@ class Bench:
         prompt = self._tokens[: max(num_prompt, 1)]
         if hashes:
             self._engine.share(name, hashes)
-        request = self._engine.adopt(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
+        request = self._engine.adopt(
+            NewRequest(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
+        )
         if request is None:
             raise RuntimeError(
                 f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"
