@@ -23,8 +23,9 @@ NUM_PROMPT = 300
 ASK_S = 0.02
 # The seconds that processes may take to start, and requests to reach their state.
 PATIENCE_S = 60.0
-# The promised seconds.
-GONE_S = 1.0
+# The seconds after which nothing may be left of a request. An answer that goes on takes twice as long
+# (`part.SLOWEST_ITERATION_S`), so only an abort can end it in time.
+GONE_S = 20.0
 
 States = dict[str, int]
 _numbers = count(1)

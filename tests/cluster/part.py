@@ -17,6 +17,7 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
+from alignedserve.kvpool import return_times
 from alignedserve.kvpool.process import PoolProcess
 from alignedserve.launch.instance_actors import changing_process
 from alignedserve.prefill_worker.process import PrefillProcess
@@ -41,16 +42,23 @@ class SlowDecode(DecodeProcess):
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 
+class SlowestDecode(DecodeProcess):
+    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
+        return super()._make_worker(slowed(engine, SLOWEST_ITERATION_S), transfers, estimate)
+
+
 # For an iteration of a large model.
 SLOW_ITERATION_S = 0.1
+# At 80 tokens an answer takes at least 40 s.
+SLOWEST_ITERATION_S = 0.5
 
 
-def slowed(engine: Engine) -> Engine:
+def slowed(engine: Engine, iteration_s: float = SLOW_ITERATION_S) -> Engine:
     """Makes it as slow as with a large model, so that each state of a request lasts long enough to be observed."""
     finish = engine.finish
 
     def slowly(iteration: LaunchedIteration) -> list[TokenOutput]:
-        time.sleep(SLOW_ITERATION_S)
+        time.sleep(iteration_s)
         return finish(iteration)
 
     engine.finish = slowly  # type: ignore[method-assign]
@@ -75,6 +83,14 @@ class CuttingPrefill(PrefillProcess):
             serve(self, pull)
 
         TransferSession._serve = serve_or_cut  # type: ignore[method-assign]
+        super().run()
+
+
+class PatientPool(PoolProcess):
+    """Promises answers to next turns for longer than any test takes."""
+
+    def run(self) -> None:
+        return_times.PRIOR_S["user"] = 600.0
         super().run()
 
 
@@ -110,6 +126,8 @@ PROCESSES: dict[str, Any] = {
     "changing": changing_process,
     "slow prefill": SlowPrefill,
     "slow decode": SlowDecode,
+    "slowest decode": SlowestDecode,
+    "patient kvpool": PatientPool,
     "cutting prefill": CuttingPrefill,
     "hasty router": HastyRouter,
     "restless router": RestlessRouter,

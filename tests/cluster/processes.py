@@ -77,6 +77,10 @@ class Setup:
     num_colocated: int = 0
     # Slow instances.
     is_slow: bool = False
+    # Decode instances that are slower still.
+    is_slowest: bool = False
+    # A pool that promises answers to next turns for longer than any test takes.
+    is_patient: bool = False
     # Links that a test can make fail: see `part.LINKS_FAIL`.
     has_failing_links: bool = False
     # Instances that constantly change between prefill and decode.
@@ -222,6 +226,10 @@ class Processes:
             return FAILING[role]
         if self.setup.changes_roles and role in CHANGING:
             return CHANGING[role]
+        if self.setup.is_slowest and role == "decode":
+            return "slowest decode"
+        if self.setup.is_patient and role == "kvpool":
+            return "patient kvpool"
         return f"slow {role}" if self.setup.is_slow and role in ("prefill", "decode") else role
 
     def _pool(self) -> PoolProcessConfig:

@@ -44,7 +44,7 @@ def server(logs: Path) -> Iterator[Server]:
     # Nothing hangs here. A death that is noticed only by a process's silence takes longer than any test waits for it.
     silence = ("--silence-s", str(10 * START_S))
     log = ("--log-format", "json", "--log-dir", str(logs))
-    with serving(*EXACT, *log, *silence, "--batch-max-num-lines", "32") as found:
+    with serving(*EXACT, *log, *silence, "--batch-max-num-lines", "32", "--shutdown-timeout", "600") as found:
         yield found
 
 
@@ -429,7 +429,7 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
             lines = response.iter_lines()
             next(lines)
             server.signal(signal.SIGTERM)
-            server.until_said("stopping when all requests have ended, in 30 s at the latest")
+            server.until_said("stopping when all requests have ended, in 600 s at the latest")
             until(lambda: server.get("/health").json().get("reason") == "this server is stopping")
             refused = server.post("/v1/completions", {"prompt": "x"})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")

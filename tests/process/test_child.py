@@ -48,17 +48,22 @@ def test_it_stays_in_the_session_but_gets_no_signals_of_the_terminal() -> None:
     asyncio.run(scenario())
 
 
-def test_an_answer_that_nobody_waits_for_is_nobody_elses() -> None:
+def test_an_answer_that_nobody_waits_for_is_nobody_elses(tmp_path: Path) -> None:
     async def scenario() -> None:
+        path = tmp_path / "asked"
+        os.mkfifo(path)
         async with aclosing(child()) as echo:
             pid = await pid_of(echo)
-            asking = asyncio.create_task(echo.ask(b"slowly 0.1 lost"))
+            asking = asyncio.create_task(echo.ask(b"greeting ", os.fsencode(path)))
             waiting = asyncio.create_task(echo.ask(b"slowly 0 never"))
-            await asyncio.sleep(0.02)
+            while not path.with_name("asked.reached").exists():
+                await asyncio.sleep(0.01)
             asking.cancel()
             waiting.cancel()
             await asyncio.wait({asking, waiting})
             assert asking.cancelled() and waiting.cancelled()
+            # it answers now
+            os.close(os.open(path, os.O_WRONLY))
             assert await pid_of(echo) == pid
 
     asyncio.run(scenario())

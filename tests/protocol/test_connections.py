@@ -9,8 +9,7 @@ import os
 import select
 import socket
 import stat
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.protocol.peer import Peer
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, RequestKey
+from tests.playing import play
 
 TOKEN = "right"
 MEMBERS = {InstanceId("decode-0"): "decode", InstanceId("prefill-0"): "prefill"}
@@ -193,14 +193,6 @@ async def connected(
     yield connection, told
     connection.stop()
     await running
-
-
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(within_time())
 
 
 def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
@@ -484,14 +476,14 @@ def connect_and_hang(port: int) -> None:
 def test_a_killed_process_is_noticed_at_once() -> None:
     async def scenario() -> None:
         heard = Heard()
+        # not by its silence, which no test outlasts
+        heard.hub = Hub(TOKEN, heard, silence_s=3600)
         port = await heard.hub.listen("127.0.0.1", 0)
         process = multiprocessing.get_context("spawn").Process(target=connect_and_hang, args=(port,))
         process.start()
         await heard.until(("connected", "decode-7", 1))
-        start = time.monotonic()
         process.kill()
         await heard.until(("closed", "decode-7", 1))
-        assert time.monotonic() - start < 0.5
         await asyncio.to_thread(process.join)
         heard.hub.close()
 

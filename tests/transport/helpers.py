@@ -15,6 +15,8 @@ from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestK
 
 FINGERPRINT = {"model": "tiny", "dtype": "float32", "layout": "layer,kv,head,slot,dim"}
 KEY = RequestKey(7)
+# Seconds in which a broken connection must be noticed. A transfer's default deadline, which would end it too, is later.
+AT_ONCE_S = 20.0
 
 
 def identity(name: str, epoch: int = 1, token: str = "secret", **differing: str) -> Identity:
