@@ -8,7 +8,8 @@ from pathlib import Path
 
 from alignedserve.launch.leftovers import descendants
 
-GONE_S = 15.0
+# Ray's agents may take a minute where the processors are busy.
+GONE_S = 60.0
 _LOOK_S = 0.05
 
 

@@ -84,7 +84,7 @@ async def _unread(target: Target, path: str, body: dict[str, Any], name: str) ->
     await asyncio.sleep(ATTACK_S)
     for _, writer in pipes:
         writer.transport.abort()
-    async with httpx2.AsyncClient(base_url=target.url, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=30 * target.slack) as http:
         answer = await http.post(CHAT, json={"messages": [USER], "max_tokens": 2})
         took_s = time.monotonic() - begun_s - ATTACK_S
     detail = f"{NUM_STREAMS} streams; a chat after they were hung up: {answer.status_code} in {took_s:.2f} s"

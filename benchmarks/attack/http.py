@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -61,7 +62,7 @@ async def attack_tiny_segments(target: Target) -> Finding:
         for byte in _head(target, f"Content-Length: {len(body)}") + body:
             writer.write(bytes((byte,)))
             await asyncio.sleep(0.002)
-        line = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
+        line = await asyncio.wait_for(reader.readline(), TIMEOUT_S * target.slack)
     finally:
         writer.close()
     return Finding("tiny segments", line.startswith(b"HTTP/1.1 4"), line.decode().strip())
@@ -76,10 +77,17 @@ async def attack_unfinished_bodies(target: Target) -> Finding:
     announced = _head(target, f"Content-Length: {BODY_BYTES}")
     sent = [announced, *[b" " * 65536] * (BODY_BYTES // 65536 - 1)]
     begun = [asyncio.create_task(_status(target, sent)) for _ in range(NUM_BODIES)]
-    found = [str(each) for each in await asyncio.gather(*begun)]
+    most_kept = TOTAL_BYTES // BODY_BYTES
+    for answer in itertools.islice(asyncio.as_completed(begun), NUM_BODIES - most_kept):
+        await answer
+    done, waiting = await asyncio.wait(begun, timeout=TIMEOUT_S)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    found = [str(each.result()) for each in done] + ["silence"] * len(waiting)
     counts = {each: found.count(each) for each in sorted(set(found))}
     num_refused = counts.get("503", 0)
-    held = NUM_BODIES - num_refused <= TOTAL_BYTES // BODY_BYTES and "200" not in counts
+    held = NUM_BODIES - num_refused <= most_kept and "200" not in counts
     return Finding("unfinished bodies", held, f"answers: {counts}")
 
 
@@ -123,7 +131,7 @@ async def attack_foreign_pages(target: Target) -> Finding:
     """Sends requests as a browser would for a page that maps its own host name to this server's address, or submits a
     form."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", b"{}")}
-    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S * target.slack) as http:
         rebound = {"Host": f"evil.example:{target.port}"}
         found = {
             "list files": await http.get("/v1/files", headers=rebound),
@@ -144,7 +152,7 @@ async def attack_foreign_pages(target: Target) -> Finding:
 async def attack_deleted_download(target: Target) -> Finding:
     """Deletes a file during a download. The client must notice that the download is incomplete."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", os.urandom(FILE_BYTES))}
-    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=TIMEOUT_S * target.slack) as http:
         path = f"/v1/files/{(await http.post('/v1/files', files=form)).json()['id']}"
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=4096)
         writer.write(f"GET {path}/content HTTP/1.1\r\nHost: {target.host}\r\n\r\n".encode())
@@ -152,7 +160,7 @@ async def attack_deleted_download(target: Target) -> Finding:
         # asyncio reads no more than its limit, so most of the file is still to come.
         await http.delete(path)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S * target.slack):
                 num_bytes = 0
                 while piece := await reader.read(1 << 20):
                     num_bytes += len(piece)
@@ -160,7 +168,7 @@ async def attack_deleted_download(target: Target) -> Finding:
         except ConnectionError as error:
             detail, held = f"{error}", True
         except TimeoutError:
-            detail, held = f"no end {TIMEOUT_S} s after {num_bytes} bytes", False
+            detail, held = f"no end {TIMEOUT_S * target.slack:g} s after {num_bytes} bytes", False
         finally:
             writer.close()
     return Finding("file deleted in mid-download", held, detail)
@@ -176,14 +184,14 @@ def _head(target: Target, headers: str) -> bytes:
     )
 
 
-async def _status(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOUT_S) -> int | str:
+async def _status(target: Target, sent: Iterable[bytes]) -> int | str:
     """Returns the status of the first answer, or what came instead of an answer."""
-    got = await _talk(target, sent, timeout_s)
+    got = await _talk(target, sent)
     found = re.match(rb"HTTP/1\.1 ([0-9]{3})", got)
     return int(found[1]) if found else got.decode(errors="replace") or "silence"
 
 
-async def _talk(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOUT_S) -> bytes:
+async def _talk(target: Target, sent: Iterable[bytes]) -> bytes:
     """Returns what is received while sending, and then until the server has been silent for a moment."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     got = bytearray()
@@ -196,13 +204,12 @@ async def _talk(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOU
 
     sending = asyncio.create_task(send())
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(TIMEOUT_S * target.slack):
             while piece := await reader.read(65536):
                 got += piece
                 if got.endswith((b"}", b"\n")):
                     # There may be another answer.
-                    timeout_s = 1.0
-                    async with asyncio.timeout(timeout_s):
+                    async with asyncio.timeout(1.0):
                         got += await reader.read(65536)
                     break
     except TimeoutError:

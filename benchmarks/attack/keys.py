@@ -23,7 +23,7 @@ MAX_WAIT_S = 3.0
 
 def _client(target: Target, key: str | None) -> httpx2.AsyncClient:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx2.AsyncClient(base_url=target.url, timeout=60, headers=headers)
+    return httpx2.AsyncClient(base_url=target.url, timeout=60 * target.slack, headers=headers)
 
 
 async def attack_without_a_key(target: Target) -> Finding:
@@ -47,7 +47,7 @@ async def attack_without_a_key(target: Target) -> Finding:
     try:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: {target.host}\r\nContent-Length: 8000000\r\n\r\n"
         writer.write(head.encode())
-        first = await asyncio.wait_for(reader.readline(), 5)
+        first = await asyncio.wait_for(reader.readline(), 5 * target.slack)
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -178,7 +178,7 @@ async def attack_memory_for_bodies(target: Target) -> Finding:
     finally:
         for writer in pipes:
             writer.transport.abort()
-    held = answer.status_code == 200 and took_s < MAX_WAIT_S
+    held = answer.status_code == 200 and took_s < MAX_WAIT_S * target.slack
     return Finding("a key's bodies that never end", held, f"{answer.status_code} after {took_s:.2f} s")
 
 

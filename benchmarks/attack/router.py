@@ -80,7 +80,9 @@ def _body(target: Target, **more: Any) -> dict[str, Any]:
 
 
 def _client(target: Target) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=target.url, timeout=20, limits=httpx2.Limits(max_connections=None))
+    return httpx2.AsyncClient(
+        base_url=target.url, timeout=20 * target.slack, limits=httpx2.Limits(max_connections=None)
+    )
 
 
 async def _ask_on(

@@ -32,7 +32,9 @@ async def attack_line_of_a_million_items(target: Target) -> Finding:
     async with _client(target) as client:
         body = b'{"model": ' + json.dumps(target.model).encode() + b', "messages": ['
         line = _line(b"a", body + b"1," * (NUM_ITEMS - 1) + b"1]}")
-        batch = await _until_over(client, await _submit(client, await _upload(client, line)), 3 * LIMIT_S)
+        batch = await _until_over(
+            client, await _submit(client, await _upload(client, line)), 3 * LIMIT_S * target.slack
+        )
         counts = batch["request_counts"]
         held = batch["status"] == "completed" and counts["failed"] == 1
         return Finding(name, held, f"{batch['status']}, {counts}")
@@ -44,7 +46,7 @@ async def attack_blank_lines(target: Target) -> Finding:
     async with _client(target) as client:
         file_id = await _upload(client, b"\n" * (10 << 20))
         ids = [await _submit(client, file_id) for _ in range(8)]
-        batches = [await _until_over(client, each, 3 * LIMIT_S) for each in ids]
+        batches = [await _until_over(client, each, 3 * LIMIT_S * target.slack) for each in ids]
         found = {(each["status"], _first_code(each)) for each in batches}
         return Finding(name, found == {("failed", "too_many_lines")}, str(found))
 
@@ -58,16 +60,16 @@ async def attack_many_jobs(target: Target) -> Finding:
         answers = await _some_at_a_time([_post_batch(client, file_id) for _ in range(NUM_JOBS)])
         ids = [each.json()["id"] for each in answers if each.status_code == 200]
         refused = {each.status_code for each in answers} - {200}
-        begun_s = time.monotonic()
+        begun_s, limit_s = time.monotonic(), LIMIT_S * target.slack
         try:
             (await client.post(f"/v1/batches/{ids[-1]}/cancel")).raise_for_status()
-            batch = await _until_over(client, ids[-1], LIMIT_S)
+            batch = await _until_over(client, ids[-1], limit_s)
             took_s = time.monotonic() - begun_s
         finally:
             await _some_at_a_time([client.post(f"/v1/batches/{each}/cancel") for each in ids])
         held = batch["status"] == "cancelled" and refused <= {429}
         detail = f"{len(ids)} taken, others {refused or 'none'}; cancelled after {took_s:.1f} s"
-        return Finding(name, held and took_s < LIMIT_S, detail)
+        return Finding(name, held and took_s < limit_s, detail)
 
 
 async def attack_redis_that_hangs(target: Target) -> Finding:
@@ -77,13 +79,13 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
     if pid is None:
         return Finding(name, True, "skipped: there is no private Redis")
     async with _client(target) as client:
-        begun_s = time.monotonic()
+        begun_s, limit_s = time.monotonic(), RESTART_S * target.slack
         os.kill(pid, signal.SIGSTOP)
         try:
             quick, chat = await _while_it_hangs(client, target)
             while (await client.get("/v1/files")).status_code != 200:
-                if time.monotonic() - begun_s > RESTART_S:
-                    return Finding(name, False, f"files do not answer after {RESTART_S:g} s")
+                if time.monotonic() - begun_s > limit_s:
+                    return Finding(name, False, f"files do not answer after {limit_s:g} s")
                 await asyncio.sleep(0.2)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -98,8 +100,10 @@ async def _while_it_hangs(client: httpx2.AsyncClient, target: Target) -> tuple[i
     # The first request waits.
     first = asyncio.create_task(client.get("/v1/files"))
     await asyncio.sleep(4)
-    quick = (await client.get("/v1/files", timeout=3)).status_code
-    chat = await client.post(ENDPOINT, content=_question(target), headers=_JSON, timeout=LIMIT_S)
+    quick = (await client.get("/v1/files", timeout=3 * target.slack)).status_code
+    chat = await client.post(
+        ENDPOINT, content=_question(target), headers=_JSON, timeout=LIMIT_S * target.slack
+    )
     await asyncio.wait({first})
     return quick, chat.status_code
 
@@ -109,7 +113,7 @@ _JSON = {"Content-Type": "application/json"}
 
 @contextlib.asynccontextmanager
 async def _client(target: Target) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=target.url, timeout=3 * LIMIT_S) as client:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=3 * LIMIT_S * target.slack) as client:
         yield client
 
 

@@ -1,8 +1,8 @@
 """An attack's arguments and its result.
 
-An attack is any `async def attack_NAME(target)` in a module in this folder. It takes ten seconds at most. The harness
-watches everything else (a victim's stream, /health, memory, processes): an attack only reports whether its own
-observations were right.
+An attack is any `async def attack_NAME(target)` in a module in this folder. It takes ten seconds at most on a quiet
+machine. The harness watches everything else (a victim's stream, /health, memory, processes): an attack only reports
+whether its own observations were right.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Target:
     pid: int
     state_dir: Path
     model: str
+    # Factor on the seconds that anything may take. It is above 1 only where other processes use the CPUs.
+    slack: float = 1.0
 
 
 @dataclass(frozen=True)

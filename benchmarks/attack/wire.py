@@ -69,13 +69,13 @@ async def attack_router_s_place(target: Target) -> Finding:
     name = "who takes the dead router's place learns nothing, and the server is whole again"
     if not IS_POSSIBLE:
         return Finding(name, True, _NOT_RUN)
-    async with httpx2.AsyncClient(base_url=target.url, timeout=10) as http:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=10 * target.slack) as http:
         before = await _processes(http)
         router = next(each for each in before if each["role"] == "router")
         ports, secret = tcp_ports([router["pid"]]), _ray_token(router["pid"])
         os.kill(router["pid"], signal.SIGKILL)
         heard = await asyncio.to_thread(as_nobody, lambda: _impersonate(ports, _LISTEN_S))
-        is_whole = await _until_whole(http, len(before), router["pid"])
+        is_whole = await _until_whole(http, len(before), router["pid"], _RECOVER_S * target.slack)
     said = [bytes.fromhex(each) for each in heard]
     too_much = [
         each
@@ -109,9 +109,9 @@ async def _processes(http: httpx2.AsyncClient) -> list[dict[str, Any]]:
     return found
 
 
-async def _until_whole(http: httpx2.AsyncClient, num_processes: int, killed: int) -> bool:
+async def _until_whole(http: httpx2.AsyncClient, num_processes: int, killed: int, limit_s: float) -> bool:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_RECOVER_S):
+        async with asyncio.timeout(limit_s):
             while True:
                 found = await _processes(http)
                 if len(found) == num_processes and all(

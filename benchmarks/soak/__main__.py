@@ -17,6 +17,7 @@ from benchmarks import soak
 from benchmarks.commit import commit_of
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
+from benchmarks.soak.faults import GRACE_S
 from benchmarks.soak.questions import answers_to, make_questions
 from benchmarks.soak.report import growth_objections, write
 from benchmarks.soak.run import Outcome, Soak
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Stops the server as well when this process is stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
-    setup = Setup(60 * args.minutes, seed, args.prefill, args.decode, args.colocated, args.chats)
+    counts = args.prefill, args.decode, args.colocated, args.chats
+    setup = Setup(60 * args.minutes, seed, *counts, grace_s=args.grace)
     outcome = carry_out(setup, args.out)
     memory = outcome.memory_before, outcome.memory_after
     wrong = [*outcome.wrong, *growth_objections(*memory)]
@@ -83,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode", type=int, default=2, help="decode instances")
     parser.add_argument("--colocated", type=int, default=0, help="colocated instances, instead of those")
     parser.add_argument("--chats", type=int, default=6, help="chat clients per class, beside batch jobs")
+    parser.add_argument(
+        "--grace", type=float, default=GRACE_S, help="seconds after a recovery in which errors are excused"
+    )
     return parser
 
 

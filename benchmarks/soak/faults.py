@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from benchmarks.soak.plan import Episode
 from benchmarks.soak.silences import Silence
 
-# Delay with which a client may notice a fault, for instance because of a full buffer or a busy gateway.
+# Delay with which a client may notice a fault, for instance because of a full buffer or a busy gateway, in seconds.
 GRACE_S = 2.0
 # Seconds without a router after which a request fails.
 NO_ROUTER_S = 60.0
@@ -27,14 +27,15 @@ class Fault:
         return None if self.whole_s is None else self.whole_s - self.at_s
 
     def lasted_in(self, begin_s: float, end_s: float) -> bool:
-        return self.at_s <= end_s and (self.whole_s is None or begin_s <= self.whole_s + GRACE_S)
+        return self.at_s <= end_s and (self.whole_s is None or begin_s <= self.whole_s)
 
     def lasted(self, now: float) -> float:
         return (now if self.whole_s is None else self.whole_s) - self.at_s
 
 
 class FaultLog:
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self.faults: list[Fault] = []
 
     def add(self, episode: Episode, now: float) -> Fault:
@@ -72,4 +73,4 @@ class FaultLog:
         return {role for fault in self._between(begin_s, end_s) for role in fault.episode.roles}
 
     def _between(self, begin_s: float, end_s: float) -> list[Fault]:
-        return [fault for fault in self.faults if fault.lasted_in(begin_s, end_s)]
+        return [fault for fault in self.faults if fault.lasted_in(begin_s - self._grace_s, end_s)]

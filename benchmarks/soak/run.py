@@ -59,7 +59,7 @@ class Soak:
         self._bar = bar
         self._pid = served.process.pid
         self._footprint = Footprint(self._pid)
-        self._log, self._silences, self._stop = FaultLog(), Silences(), asyncio.Event()
+        self._log, self._silences, self._stop = FaultLog(setup.grace_s), Silences(), asyncio.Event()
         self.outcome.faults = self._log.faults
         self._asked = asked
         self._num_lost_before = 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from alignedserve.launch.ports import free_port
 from benchmarks.rt_with_be.served import running
+from benchmarks.soak.faults import GRACE_S
 
 HOST = "127.0.0.1"
 START_S = 240.0
@@ -29,6 +30,8 @@ class Setup:
     num_chats: int = 6
     # Further options of `serve`.
     extra: tuple[str, ...] = ()
+    # Seconds after a recovery in which an error is excused.
+    grace_s: float = GRACE_S
 
     @property
     def roles(self) -> tuple[str, ...]:

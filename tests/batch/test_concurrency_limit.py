@@ -84,7 +84,7 @@ def test_who_is_cancelled_leaves_nothing_behind(seed: int) -> None:
         running = [asyncio.create_task(stay(choose.randint(0, 150))) for _ in range(60)]
         for _ in range(200):
             choose.choice(running).cancel() if choose.random() < 0.1 else await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.gather(*running, return_exceptions=True)
         assert limit.is_empty
 

@@ -16,8 +16,8 @@ from benchmarks.gpu.first import NAMES, PARTS, First, Part, longer_than, unfinis
 from benchmarks.gpu.record import is_measured
 
 ROOT = Path(__file__).parents[2]
-# long enough for any process to start, short enough to wait for
-LIMIT_S = 5.0
+# The first is long enough for a process to start, and short enough to wait for; the others are for a busy machine.
+LIMITS_S = (5.0, 20.0, 80.0)
 END_S = 30.0
 
 
@@ -46,16 +46,20 @@ def has_ended(pid: int) -> bool:
 def test_a_part_that_fails_or_hangs_is_recorded_and_the_next_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look = str(tmp_path / "first.json")
-    first = First(tmp_path, [], minutes=5.0)
-    first.run([part("fails"), part("hangs", seconds=LIMIT_S), part("ends", "--look", look)])
+    for limit_s in LIMITS_S:
+        out = tmp_path / f"{limit_s:g}"
+        first = First(out, [], minutes=5.0)
+        look = str(out / "first.json")
+        first.run([part("fails"), part("hangs", seconds=limit_s), part("ends", "--look", look)])
+        written = record(out)
+        if written["parts"][1]["rows"]:
+            break
 
-    written = record(tmp_path)
     assert (written["asked"], written["device"]) == (["fails", "hangs", "ends"], "none")
     failed, hung, ended = written["parts"]
     assert (failed["how"], hung["how"], ended["how"]) == ("failed", "stopped", "ended")
     assert failed["words"].endswith("RuntimeError: out of luck") and len(failed["rows"]) == 1
-    assert hung["took_s"] >= LIMIT_S
+    assert hung["took_s"] >= limit_s
     assert (ended["command"], ended["words"]) == ("a part", "")
     assert ended["rows"] == [
         {"part": "ends", "case": "a", "took_s": 1.5, "before": ["fails", "hangs"], "summary": "as it should"}
@@ -64,7 +68,7 @@ def test_a_part_that_fails_or_hangs_is_recorded_and_the_next_goes_on(
     assert all(has_ended(pid) for pid in hung["rows"][0]["pids"])
     assert [each.is_wrong for each in first.ended] == [True, True, False]
 
-    log = (tmp_path / "first.log").read_text()
+    log = (out / "first.log").read_text()
     assert [line for line in log.splitlines() if line.startswith("====")] == [
         "==== fails",
         "==== hangs",

@@ -122,8 +122,8 @@ def episode(*strikes: Strike) -> Episode:
     return Episode("alone" if len(strikes) == 1 else "together", 1.0, strikes)
 
 
-def log_of(role: str, at_s: float, whole_s: float | None) -> FaultLog:
-    log = FaultLog()
+def log_of(role: str, at_s: float, whole_s: float | None, grace_s: float = GRACE_S) -> FaultLog:
+    log = FaultLog(grace_s)
     log.add(episode(Strike(0.0, role, 0)), at_s).whole_s = whole_s
     return log
 
@@ -133,6 +133,8 @@ def test_only_the_gateways_fault_breaks_connections() -> None:
     assert log_of("gateway", 10, None).excuses_lost(12, 13)
     assert not log_of("gateway", 10, 15).excuses_lost(5, 9)
     assert not log_of("gateway", 10, 15).excuses_lost(15.1 + GRACE_S, 30)
+    assert log_of("gateway", 10, 15, grace_s=20).excuses_lost(34.9, 36)
+    assert not log_of("gateway", 10, 15, grace_s=20).excuses_lost(35.1, 36)
     assert not log_of("router", 10, 15).excuses_lost(5, 11)
 
 
@@ -242,7 +244,8 @@ def test_the_page_says_what_was_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--colocated", "2"]], ids=["apart", "colocated"])
 def test_half_a_minute_of_it_finds_nothing_wrong(tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--minutes", "0.5", "--seed", "1", "--chats", "3", "--out", str(tmp_path), *options])
+        options = ["--grace", "10", "--chats", "3", "--out", str(tmp_path), *options]
+        main(["--minutes", "0.5", "--seed", "1", *options])
     found = json.loads((tmp_path / "soak.json").read_text())
     assert (ended.value.code, found["wrong"]) == (0, [])
     assert found["tally"]["num_streams"] and found["tally"]["num_lines"] and found["rows"]

@@ -60,7 +60,8 @@ class RemoteIsland:
     # ---- for tests --------------------------------------------------------------------------------------------------
 
     async def listen(self) -> None:
-        self.hub = Hub(TOKEN, self)
+        # Only the end of its connection shows that an instance is gone.
+        self.hub = Hub(TOKEN, self, silence_s=3600.0)
         self._port = await self.hub.listen("127.0.0.1", self._port)
 
     def start(self, instance_id: InstanceId) -> None:

@@ -104,7 +104,7 @@ def test_killed_instances_and_their_successors(tiny_model: Directory) -> None:
             for victim, enough in ((DECODE, 100), (PREFILL, 0)):
                 await island.until(partial(has_more_tokens, island, enough))
                 island.processes[victim].kill()
-                await island.until(partial(is_gone, island, victim), timeout_s=5.0)
+                await island.until(partial(is_gone, island, victim), timeout_s=60.0)
                 island.start(victim)
             await island.until_up()
             await island.until(lambda: island.rules.is_over)

@@ -13,7 +13,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.version import __version__
 from benchmarks.footprint import Footprint
-from tests.launch.server import EXACT, POOL, starting, until
+from tests.launch.server import EXACT, POOL, START_S, starting, until
 from tests.launch.streams import ask_all, engine_alone
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
         os.kill(pid, signal.SIGKILL)
         server.until_said("decode-0 is down")
         assert server.get("/health").status_code == 503
-        assert server.wait(120) == 1
+        assert server.wait(START_S) == 1
         assert re.search(f"Error: decode-0 died .* times in a row: model is '{model}'", server.output)
         footprint.check_gone()
 

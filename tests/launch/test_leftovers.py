@@ -31,7 +31,7 @@ with removing(sys.argv[1]) as left, subprocess.Popen(["sleep", "61"]) as child:
 
 
 def until_gone(*paths: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while any(path.exists() for path in paths):
         assert time.monotonic() < deadline, f"{paths} are still there"
         time.sleep(0.02)

@@ -85,7 +85,7 @@ def play(scenario: Callable[[ScriptedActor, ProcessSupervisor, list[str]], Await
     async def within_time() -> None:
         said: list[str] = []
         actor = ScriptedActor()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scenario(actor, ProcessSupervisor("decode-0", actor, said.append), said)
 
     asyncio.run(within_time())

@@ -73,15 +73,13 @@ def test_a_url_that_is_none_is_named() -> None:
         pass
 
 
-def play(
-    state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S, limit_s: float = 30
-) -> Kept:
+def play(state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S) -> Kept:
     async def within_time() -> Kept:
         with locate_store(LaunchConfig(state_dir=str(state)), "alignedserve-test") as location:
             kept = Kept(location, RedisStore(location.url))
             supervisor = StoreSupervisor(location, kept.say, silence_s)
             supervising = asyncio.create_task(supervisor.supervise())
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(60):
                 await scenario(kept)
                 await kept.store.close()
                 supervisor.stop()
@@ -167,7 +165,7 @@ def test_a_full_disk_is_said_and_when_there_is_room_again_it_goes_on(small_disk:
         assert not kept.store.is_down
         assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
 
-    kept = play(small_disk, scenario, limit_s=60)
+    kept = play(small_disk, scenario)
     ends = [line for line in kept.lines if line.startswith("redis is down; starting it again")]
     assert f"the disk of {small_disk} is full" in ends[0]
 

@@ -342,7 +342,7 @@ def test_a_pull_that_is_cut_under_a_copy_is_no_pull() -> None:
         peer.signal(signal.SIGSTOP)
         assert not arrived[last].any(), "it was over before it could be stopped"
         prefill.sender.cut()
-        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 5)
+        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 20)
         bytes_of(prefill.blocks)[:] = 0
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
@@ -366,8 +366,8 @@ def test_nothing_of_a_killed_sender_stays() -> None:
         receiver.start(peer.receive())
         assert receiver.outcome() is None and mapped() == before + 1
         peer.signal(signal.SIGKILL)
-        until(lambda: receiver.kv_receiver.error(PREFILL), 5)
-        until(lambda: mapped() == before, 5)
+        until(lambda: receiver.kv_receiver.error(PREFILL), 20)
+        until(lambda: mapped() == before, 20)
     assert equal_blocks(receiver.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
 
 

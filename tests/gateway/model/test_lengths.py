@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,22 +131,27 @@ def test_without_a_predictor_nothing_is_foreseen() -> None:
 
 
 class Slow(Predictor):
-    """Takes its time."""
+    """Takes until the test goes on."""
+
+    may_go_on = threading.Event()
 
     def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
-        time.sleep(0.1)
+        assert self.may_go_on.wait(60)
         return super().predict(prompt, params, tier)
 
 
 def test_nobody_waits_long_for_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Predictor", Slow)
     monkeypatch.setitem(module.PATIENCE_S, "rt", 0.02)
-    monkeypatch.setitem(module.PATIENCE_S, "be", 5.0)
+    monkeypatch.setitem(module.PATIENCE_S, "be", 60.0)
+    Slow.may_go_on.set()
 
     async def scenario() -> None:
         async with observed() as at:
             await ask(at, "How far?", service_tier="flex")
+            Slow.may_go_on.clear()
             await ask(at, "How far?")
+            Slow.may_go_on.set()
             await ask(at, "How far?", service_tier="flex")
             assert [submit.predicted_len for submit in at.router.submitted] == [0, 0, NUM_TOKENS]
             found = await at.metrics()

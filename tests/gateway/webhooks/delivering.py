@@ -11,7 +11,7 @@ from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.store.redis_store import RedisStore
 from tests.gateway.webhooks.receiver import SECRET
 
-QUICK = WebhookConfig(allow_private=True, try_s=1.0, retry_s=0.05, max_retry_s=0.2, look_s=0.02)
+QUICK = WebhookConfig(allow_private=True, try_s=30.0, retry_s=0.05, max_retry_s=0.2, look_s=0.02)
 
 
 async def main(store_url: str) -> None:
