@@ -78,14 +78,19 @@ class ClusterState:
         if self.pool is None or not (self.prefills and self.prefills[0].hello.limits.enable_prefix_caching):
             return False
         # With a window, saved columns may lack the blocks of sliding groups.
-        return not (
-            self.pool.hello.limits.window or is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
-        )
+        are_whole = all(each.hello.limits.saves_whole for each in (self.pool, *self.prefills))
+        is_exact = not is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
+        return is_exact and (are_whole or not self.has_window)
+
+    @property
+    def has_window(self) -> bool:
+        """Whether blocks at instances count for each request that holds them, because requests pass them."""
+        return self.pool is not None and self.pool.hello.limits.window > 0
 
     @property
     def shares_decode_blocks(self) -> bool:
-        """Whether they have them in common at all instances that decode."""
-        return all(view.hello.limits.enable_prefix_caching for view in self.decodes)
+        """Whether they have them in common at all instances that decode, and each block counts once there."""
+        return not self.has_window and all(view.hello.limits.enable_prefix_caching for view in self.decodes)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None
