@@ -135,8 +135,7 @@ class DecodeWorker(Worker):
             self._save_changed(order, request, request.num_computed)
 
     def _has_gap(self, request: Request, num_saved: int) -> bool:
-        """Returns whether the request has passed columns that the pool lacks, if that has the first `num_saved`
-        tokens."""
+        """Returns whether the request has passed columns behind those of its first `num_saved` tokens."""
         return self.engine.span.num_passed(request.num_computed) > num_saved // self.engine.format.block_size
 
     def _save_changed(self, order: Evict, request: Request, num_tokens: int) -> None:
@@ -389,8 +388,7 @@ class DecodeWorker(Worker):
         its answer, and those of its prompt if it was computed here."""
         work, size = self.schedule.blocks.running[key].work, self.engine.format.block_size
         wanted = work.request
-        # Blocks shared from both ends, or with inputs, are no content that the pool knows. Nor are those of a colocated
-        # instance with a window, because no instance there saves all columns of a prompt.
+        # The pool knows no blocks shared from both ends, or with inputs, or of a colocated instance with a window.
         limits, is_on = self.schedule.limits, self.schedule.blocks.ends.is_on
         may_be_known = not ((limits.window and self.computes_prompts) or is_on or limits.can_keep_inputs)
         shares = wanted.has_next_turn and not wanted.is_embedding and self.prompts.prefix_cache.is_enabled
