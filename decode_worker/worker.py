@@ -118,6 +118,9 @@ class DecodeWorker(Worker):
         if request is None:
             return  # The request ended before the order arrived
         if order.key in self._ended:
+            if self._has_gap(request, order.num_saved):
+                self._let_go(order.key, Gone([order.key]))
+                return
             num_tokens = min(request.num_computed, len(order.blocks) * self.engine.format.block_size)
             self._save_changed(order, request, num_tokens)
             return
@@ -130,6 +133,10 @@ class DecodeWorker(Worker):
             if request.is_reversed:
                 self.engine.cut(request, self.schedule.blocks.leaving[order.key].num_cached)
             self._save_changed(order, request, request.num_computed)
+
+    def _has_gap(self, request: Request, num_saved: int) -> bool:
+        """Returns whether the request has passed columns behind those of its first `num_saved` tokens."""
+        return self.engine.span.num_passed(request.num_computed) > num_saved // self.engine.format.block_size
 
     def _save_changed(self, order: Evict, request: Request, num_tokens: int) -> None:
         """Saves the columns with KV of the first `num_tokens` tokens that the pool lacks, as whole columns, including
@@ -381,12 +388,13 @@ class DecodeWorker(Worker):
         its answer, and those of its prompt if it was computed here."""
         work, size = self.schedule.blocks.running[key].work, self.engine.format.block_size
         wanted = work.request
-        # With a window, the pool knows no content. Blocks shared from both ends, or with inputs, are no such content.
+        # The pool knows no blocks shared from both ends, or with inputs, or of a colocated instance with a window.
         limits, is_on = self.schedule.limits, self.schedule.blocks.ends.is_on
-        may_be_known = not (limits.window or is_on or limits.can_keep_inputs)
+        may_be_known = not ((limits.window and self.computes_prompts) or is_on or limits.can_keep_inputs)
         shares = wanted.has_next_turn and not wanted.is_embedding and self.prompts.prefix_cache.is_enabled
         num_there = work.num_found if self.computes_prompts else len(wanted.prompt)
-        return shares and may_be_known and request.num_computed // size > num_there // size
+        is_long_enough = request.num_computed // size > num_there // size
+        return shares and may_be_known and is_long_enough and not self._has_gap(request, num_there)
 
     def _finished(self, step: Step) -> list[AnyMessage]:
         if step.plan.goes_on:

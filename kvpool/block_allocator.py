@@ -178,9 +178,10 @@ class BlockAllocator:
         """Returns what is known by these hashes, but never the last token's block."""
         return self._tree.find(hashes, at_most=(num_tokens - 1) // self._block_size)
 
-    def commit(self, key: RequestKey, num_tokens: int) -> bool:
+    def commit(self, key: RequestKey, num_tokens: int, first_whole: int = 0) -> bool:
         """Makes this copy authoritative: its blocks have the KV of the first `num_tokens` tokens. Returns False and
-        changes nothing if the request lacks the blocks because its reservation has lapsed."""
+        changes nothing if the request lacks the blocks because its reservation has lapsed. `first_whole`: its own
+        columns before this one may lack blocks of sliding groups."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -188,6 +189,9 @@ class BlockAllocator:
             return False
         allocation.num_tokens, allocation.is_new = num_tokens, False
         self._enter(allocation, AllocationState.HELD)
+        if allocation.num_published < first_whole:
+            # Another request may need the blocks that this one has passed.
+            allocation.hashes = ()
         if allocation.hashes:
             self._publish(allocation)
         return True

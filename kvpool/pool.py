@@ -196,7 +196,7 @@ class Pool:
     def _commit(self, commit: Commit, now: float) -> list[Message]:
         self._no_candidate(commit.key)
         self._groups.discard(commit.key)
-        if not self._allocator.commit(commit.key, commit.num_tokens):
+        if not self._allocator.commit(commit.key, commit.num_tokens, commit.first_whole):
             self._allocator.release(commit.key)
             self._next_turns.released(commit.key)
             return [gone(commit.key)]

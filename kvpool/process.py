@@ -109,7 +109,7 @@ def _is_ours(path: Path) -> bool:
 
 def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
     window = config.span.window if config.span else 0
-    limits = InstanceLimits(segment.num_blocks, config.form.block_size, window=window)
+    limits = InstanceLimits(segment.num_blocks, config.form.block_size, window=window, saves_whole=True)
     return Hello(
         role="kvpool",
         instance_id=config.instance_id,

@@ -48,9 +48,9 @@ class PromptTable(PrefillTable):
     def start(self, request: ScheduledRequest) -> None:
         self._started[request.key] = self._waiting.pop(request.key)
         num_shared, num_cached = self._lookup.take(request.work), request.work.num_cached
-        num_there = max(num_shared, num_cached)
-        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_there))
-        request.num_pending = request.num_tokens - num_there
+        # Also those blocks that it passes with what it shares here: they go to the pool.
+        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_cached))
+        request.num_pending = request.num_tokens - max(num_shared, num_cached)
         self._enter(request, PromptState.LOADING if num_cached > num_shared else PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
+from msgspec.structs import replace
+
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.instance.copies import DRAIN_STEP_S, blocks_with, pairs_of
@@ -50,7 +52,7 @@ class Prompt:
     num_saved_columns: int
     # Tokens with KV that it shared here when it started.
     num_shared: int
-    # Columns that it had passed when it started. It has no blocks for them in sliding groups.
+    # Columns that it had passed with the KV in the pool. It has no blocks for them in sliding groups.
     num_passed: int
     # Nothing more is computed or saved. It leaves when no copy is running.
     is_dropped: bool = False
@@ -90,7 +92,8 @@ class PrefillWorker(Worker):
         engine.keep_window(max_step=0)
         engine.count_once(False)
         lookup = self.prompts.prefix_cache if enable_prefix_caching else None
-        self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
+        limits = replace(limits_of(engine), saves_whole=True)
+        self.schedule = PrefillSchedule(limits, transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self.copies, self)
         self._report = PrefillReport.empty()
 
@@ -168,7 +171,7 @@ class PrefillWorker(Worker):
         request = self.prompts.start(work)
         num_shared = self.prompts.num_shared(work.request.key)
         num_saved = work.num_cached // self.engine.format.block_size
-        num_passed = self.engine.span.num_passed(request.num_computed)
+        num_passed = self.engine.span.num_passed(work.num_cached)
         self._requests[work.request.key] = Prompt(work, request, num_saved, num_shared, num_passed)
         if work.num_cached <= num_shared:
             self.engine.join(request)

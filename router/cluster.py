@@ -31,6 +31,8 @@ class ClusterState:
         self.is_colocated = False
         # The largest context length among the instances, in tokens.
         self.max_model_len = 0
+        # Whether requests pass KV, so that instances count a block for each request that holds it.
+        self.has_window = False
         # Whether requests with a common prefix have its blocks in common: in the pool; there and at all instances that
         # decode.
         self.shares_pool_blocks = False
@@ -68,9 +70,10 @@ class ClusterState:
         self.all_decodes = [process for process in self if isinstance(process, DecodeView)]
         self.is_colocated = any(isinstance(view, ColocatedView) for view in self.prefills)
         self.max_model_len = max((view.hello.limits.max_model_len for view in self.instances), default=0)
+        self.has_window = self.pool is not None and self.pool.hello.limits.window > 0
         self.shares_pool_blocks = self._shares_pool_blocks()
         is_shared_there = all(view.hello.limits.enable_prefix_caching for view in self.decodes)
-        self.shares_all_blocks = self.shares_pool_blocks and is_shared_there
+        self.shares_all_blocks = self.shares_pool_blocks and is_shared_there and not self.has_window
         # An instance loads whole blocks of KV, and a prompt may begin in parts of them, or keep its inputs.
         keeps_inputs = any(view.hello.limits.can_keep_inputs for view in self.prefills)
         self.loads_prefixes = not (keeps_inputs or self._config.share_blocks)
@@ -90,9 +93,9 @@ class ClusterState:
         if self.pool is None or not (self.prefills and self.prefills[0].hello.limits.enable_prefix_caching):
             return False
         # With a window, saved columns may lack the blocks of sliding groups.
-        return not (
-            self.pool.hello.limits.window or is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
-        )
+        are_whole = all(each.hello.limits.saves_whole for each in (self.pool, *self.prefills))
+        is_exact = not is_lossy(self.pool.hello.fingerprint.get("encoding", ""))
+        return is_exact and (are_whole or not self.has_window)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None

@@ -56,7 +56,9 @@ class PrefillDispatch:
             return
         self._pool.take(state, reserved)
         self._router.prefill_queue.prefix_found(state)
-        if self._router.cluster.prefills and not state.is_pooled and self._is_enough(state):
+        # If no KV in these blocks is usable, it gets others: these may be shared, and are not to be written again.
+        is_usable = state.num_cached or not reserved.num_tokens
+        if self._router.cluster.prefills and not state.is_pooled and is_usable and self._is_enough(state):
             self._compute(state)
         else:
             self._requeuer.requeue(state)
@@ -82,6 +84,8 @@ class PrefillDispatch:
         if isinstance(view, ColocatedView):
             self._offers.offer(view.instance_id, [state], is_batch=False, batch=0)
         else:
+            if not view.hello.limits.saves_whole:
+                state.note_gaps(state.num_tokens, view.hello.limits.span)
             self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
             self._router.outbox.send(view.instance_id, Prefill([state.work()]))
         view.pending.put(state.key, num_pending, state.is_rt)

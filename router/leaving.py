@@ -188,11 +188,12 @@ class EndedAnswers:
             (decode,) = state.pending_aborts
             self._router.outbox.send(decode, Evict(state.key, reserved.blocks, reserved.num_tokens))
 
-    def saved(self, decode: InstanceId, key: RequestKey, num_tokens: int) -> None:
+    def saved(self, view: DecodeView, key: RequestKey, num_tokens: int) -> None:
         """Lets later prompts find the answer. The pool then has it, but the request no longer does."""
-        state = self._router.requests.get(key)
+        state, decode = self._router.requests.get(key), view.instance_id
         if state and state.phase is Phase.LEAVING and state.is_finished and decode in state.pending_aborts:
             state.num_cached = num_tokens
+            state.note_gaps(num_tokens, view.hello.limits.span)
             if not state.is_alone:
                 self._pool.commit(state, is_candidate=False)
             self._recaller.confirm(state, decode)
@@ -296,6 +297,7 @@ class Eviction:
             self._router.counters.of(view.instance_id).num_evictions += 1
             self._router.counters.num_evicted_for_rt += view.awaits_rt and not state.is_rt
             state.num_cached = num_tokens
+            state.note_gaps(num_tokens, view.hello.limits.span)
             self._requeuer.requeue(state)
 
     def failed(self, sender: InstanceId, key: RequestKey) -> None:

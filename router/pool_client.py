@@ -157,9 +157,11 @@ class PoolClient:
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._router.policy.admission_due_s(state, self._router.island)
-        has_group = is_candidate and not state.is_rt and self._shares(state)
+        has_group = (
+            is_candidate and not state.is_rt and self._shares(state) and not self._router.cluster.has_window
+        )
         group = prefix_group(state.prefix_hashes) if has_group else 0
-        self.send(Commit(state.key, state.num_cached, due_s, is_candidate, group))
+        self.send(Commit(state.key, state.num_cached, due_s, is_candidate, group, state.first_whole))
 
     def release(self, keys: Sequence[RequestKey]) -> None:
         if keys:

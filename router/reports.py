@@ -163,7 +163,7 @@ class InstanceReports:
         self._eviction.wanted(view, report)
         for key, num_tokens in report.evicted:
             self._eviction.evicted(view, key, num_tokens)
-            self._ended_answers.saved(sender, key, num_tokens)
+            self._ended_answers.saved(view, key, num_tokens)
 
     def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int, int]]) -> None:
         for key, num_computed, num_reused in progress:

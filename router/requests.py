@@ -111,6 +111,8 @@ class RequestState:
     blocks: list[PoolBlockId] = field(default_factory=list)
     # The number of its first tokens with KV that other requests had left there.
     num_found: int = 0
+    # Its own columns there before this one may lack blocks of sliding groups.
+    first_whole: int = 0
     # Whether it shares no KV, because a copy failed, its KV may be wrong, or its blocks are reversed.
     is_alone: bool = False
     # See Work.
@@ -224,7 +226,11 @@ class RequestState:
 
     def lose_blocks(self) -> None:
         """Notes that the pool has nothing of it."""
-        self.num_cached, self.num_found, self.blocks = 0, 0, []
+        self.num_cached, self.num_found, self.first_whole, self.blocks = 0, 0, 0, []
+
+    def note_gaps(self, num_tokens: int, span: KvSpan) -> None:
+        """Notes that an instance saves its KV up to `num_tokens` tokens, without blocks that these have passed."""
+        self.first_whole = max(self.first_whole, span.num_passed(num_tokens))
 
     @property
     def num_missing(self) -> int:

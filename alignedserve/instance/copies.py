@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import compress
 
+from alignedserve.engine.blocks import NO_BLOCK
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.protocol.kv_span import KvSpan
@@ -110,5 +111,9 @@ def pairs_of(
     num_passed: int,
 ) -> Pairs:
     """Returns the request's blocks in columns `first` to `end`, each with its pool block."""
-    here = compress(engine.blocks_of(request, first, end), engine.span.are_held(first, end, num_passed))
+    here = [*compress(engine.blocks_of(request, first, end), engine.span.are_held(first, end, num_passed))]
+    if NO_BLOCK in here:
+        raise RuntimeError(
+            f"{request.request_id}: lacks a block of columns {first} to {end}, and the first {num_passed} are passed"
+        )
     return [*zip(here, pool_blocks(engine.span, columns, first, end, num_passed), strict=True)]

@@ -58,8 +58,8 @@ class PrefixCache:
         self._num_asked = self._num_found = 0
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
-        if not self._is_for(work) or (work.num_cached and self._engine.span.window):
-            # With a window, the columns between what is here and what the pool has would be missing.
+        if not self._is_for(work) or (work.num_cached and self._num_passed(work.num_cached) is None):
+            # The columns between what is here and what the pool has would be missing.
             return ()
         prefix = self._waiting[work.request.key] = self._hashed(work)
         return self._usable(work, prefix)
@@ -69,8 +69,14 @@ class PrefixCache:
         if self._is_for(work):
             self._waiting[work.request.key] = self._hashed(work)
 
-    def num_found(self, block_hashes: Sequence[bytes]) -> int:
-        return self._engine.num_known(block_hashes)
+    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
+        return self._engine.num_known(block_hashes, self._num_passed(num_cached))
+
+    def _num_passed(self, num_cached: int) -> int | None:
+        """Returns the number of columns of which a prompt needs no blocks in sliding groups. These are passed by its
+        `num_cached` tokens with KV in the pool, and all blocks of the others are saved there. None: the instance passes
+        columns itself, and does not save them."""
+        return None if self._engine.span.max_step else self._engine.span.num_passed(num_cached)
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
         """Call it during a plan. `start` must follow before the next plan."""
@@ -78,7 +84,8 @@ class PrefixCache:
         if prefix is None:
             return 0
         if usable := self._usable(work, prefix)[:max_blocks]:
-            prefix.num_shared = self._engine.share(id_of(work.request.key), usable)
+            num_passed = self._num_passed(work.num_cached)
+            prefix.num_shared = self._engine.share(id_of(work.request.key), usable, num_passed)
             # The blocks are published, or were until just now. Either way there is nothing left to publish.
             prefix.num_published = prefix.num_shared // self._block_size
         if _shares(work) and work.num_cached <= work.num_found:

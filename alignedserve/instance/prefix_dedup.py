@@ -21,8 +21,8 @@ class PrefixLookup(Protocol):
     def block_hashes(self, work: Work) -> Sequence[bytes]:
         """Returns the hashes of the prompt's first blocks, which it may share."""
 
-    def num_found(self, block_hashes: Sequence[bytes]) -> int:
-        """Returns the number of tokens with KV on the instance now."""
+    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
+        """Returns the number of tokens with KV on the instance now. `num_cached`: those with KV in the pool."""
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
         """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
@@ -66,7 +66,7 @@ class NoPrefixCache:
     def block_hashes(self, work: Work) -> Sequence[bytes]:
         return ()
 
-    def num_found(self, block_hashes: Sequence[bytes]) -> int:
+    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
         return 0
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
@@ -164,7 +164,8 @@ class PrefixDedup:
         what the request has begun to wait for."""
         if not (self._coming and request.block_hashes):
             return False
-        num_found = max(self._lookup.num_found(request.block_hashes), request.num_computed)
+        num_here = self._lookup.num_found(request.block_hashes, request.num_computed)
+        num_found = max(num_here, request.num_computed)
         num_coming = self._num_coming(request, request.block_hashes[num_found // self._block_size :])
         pays = pays_to_wait(num_coming, request.num_tokens - num_found)
         request.is_following = pays or (request.is_following and num_coming > 0)

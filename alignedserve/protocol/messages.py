@@ -91,6 +91,9 @@ class InstanceLimits(Message):
     num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
     # Blocks of sliding groups are freed in steps of this many tokens: see kv_span.py.
     tile_tokens: Annotated[int, Meta(ge=1)] = TILE_TOKENS
+    # Whether a prefill instance saves all blocks of the columns that it saves, also with a window; and whether a pool
+    # lets no request find other columns (`Commit.first_whole`).
+    saves_whole: bool = False
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -378,6 +381,8 @@ class Commit(Message):
     is_candidate: bool = True
     # Candidates of one group begin alike, and go to decode instances together. 0: this one has no group.
     prefix_group: int = 0
+    # The request's own columns before this one may lack blocks of sliding groups.
+    first_whole: int = 0
 
 
 class MakeSpare(Message):

@@ -96,6 +96,7 @@ class SimIsland:
                 config.decode.block_size,
                 window=config.decode.window,
                 tile_tokens=config.decode.tile_tokens,
+                saves_whole=True,
             ),
             config.decode.decode_span,
             config.promised_share,

@@ -204,7 +204,7 @@ def _system_of(seed: int, systems: Sequence[str]) -> str:
 
 
 def _with_groups(plan: Plan) -> Plan:
-    if plan.share_blocks or plan.hidden_cache or plan.begin_alike:
+    if plan.share_blocks or plan.hidden_cache:
         return replace(plan, window=0)  # They keep all KV.
     random = Random(f"groups of {plan.seed}")
     window, choices = plan.window, GROUPS

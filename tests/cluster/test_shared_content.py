@@ -7,20 +7,42 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Request
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
-from tests.cluster.conftest import Borrow
+from tests.cluster.conftest import FAMILY, Borrow
 from tests.cluster.history import History
-from tests.cluster.processes import POOL, PREFILLS, ROUTER, Processes
+from tests.cluster.processes import MAX_BLOCKS, POOL, PREFILLS, ROUTER, Processes
 from tests.cluster.requests import alone, make_request, results
 from tests.engine.helpers import greedy_params
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_COMMON = 128
+
+
+def sliding(num_full: int, num_sliding: int, **options: Any) -> dict[str, Any]:
+    """Options for a model with layers that attend to the latest 24 tokens. Every load of the pool's blocks is
+    checked."""
+    span = KvSpan(16, 24, max_step=1, num_full_groups=num_full, num_sliding_groups=num_sliding)
+    checked = {"verify_blocks": 1.0, "num_decode_blocks": MAX_BLOCKS}
+    return {"span": span, "num_groups": span.num_groups} | checked | options
+
+
+MISTRAL = ("mistral-window", sliding(0, 1))
+GEMMA = ("gemma3", sliding(1, 2, head_dim=32))
+every_kind = pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        pytest.param(FAMILY, {}, id="all"),
+        pytest.param(*GEMMA, id="gemma3"),
+        pytest.param(*MISTRAL, id="mistral", marks=[pytest.mark.slow, pytest.mark.drawn(one_in=3)]),
+    ],
+)
 
 
 def requests_of(seed: int, num: int, num_output: int = 40, common_seed: int | None = None) -> list[Request]:
@@ -60,8 +82,11 @@ def check(processes: Processes, streams: Sequence[Stream]) -> None:
     assert results(streams) == expected
 
 
-def test_another_instance_loads_what_the_first_has_computed(borrow: Borrow) -> None:
-    processes = borrow()
+@every_kind
+def test_another_instance_loads_what_the_first_has_computed(
+    borrow: Borrow, family: str, options: dict[str, Any]
+) -> None:
+    processes = borrow(family, **options)
 
     async def scenario() -> None:
         async with connected(processes) as client:
@@ -82,11 +107,12 @@ def test_another_instance_loads_what_the_first_has_computed(borrow: Borrow) -> N
 
 
 @pytest.mark.slow
+@every_kind
 @pytest.mark.parametrize("victims", [(POOL,), (ROUTER,), (POOL, ROUTER)], ids="-".join)
 def test_what_was_computed_outlives_the_pool_and_the_router(
-    borrow: Borrow, victims: Sequence[InstanceId]
+    borrow: Borrow, victims: Sequence[InstanceId], family: str, options: dict[str, Any]
 ) -> None:
-    processes = borrow()
+    processes = borrow(family, **options)
 
     async def scenario() -> None:
         async with connected(processes) as client:
@@ -104,9 +130,14 @@ def test_what_was_computed_outlives_the_pool_and_the_router(
 
 
 @pytest.mark.slow
-def test_one_ends_while_others_list_the_same_blocks_and_are_evicted(borrow: Borrow) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"), [pytest.param(FAMILY, {}, id="all"), pytest.param(*GEMMA, id="gemma3")]
+)
+def test_one_ends_while_others_list_the_same_blocks_and_are_evicted(
+    borrow: Borrow, family: str, options: dict[str, Any]
+) -> None:
     """On a decode instance there is room for three, so some are evicted; the pool is killed meanwhile."""
-    processes = borrow()
+    processes = borrow(family, **options)
 
     async def scenario() -> None:
         async with connected(processes) as client:

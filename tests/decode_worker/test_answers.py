@@ -179,3 +179,31 @@ def test_a_dead_router_leaves_nothing(island: Keeping) -> None:
     entry.place = "over"
     island.pool.on(Release([entry.key]), now=0.0)
     island.finish()
+
+
+@pytest.mark.parametrize("num_saved", [64, 32])
+@pytest.mark.parametrize("family", ["mistral-window", "ministral"])
+def test_with_a_window_it_is_saved_only_if_the_pool_has_all_that_it_has_passed(
+    tiny_model: Directory, family: str, num_saved: int
+) -> None:
+    """With 109 tokens it has passed the first 64. The pool had these when the prompt was saved, and may not have them
+    any more."""
+    island = Keeping(tiny_model(family))
+    save = island.save
+    island.save = lambda entry: save(entry, num_saved)  # type: ignore[method-assign,misc,assignment]
+    entry = island.say(prompts()[8][:70])
+    island.finish()
+    assert island.held == [entry.key] and entry.place == "over"
+    evicted = [each for report in island.reports for each in report.evicted]
+    assert evicted == ([(entry.key, 96)] if num_saved == 64 else [])
+
+
+@pytest.mark.parametrize(("num_prompt", "is_held"), [(70, True), (60, False)])
+def test_with_a_window_it_is_not_held_if_the_prompt_was_passed_and_more(
+    tiny_model: Directory, num_prompt: int, is_held: bool
+) -> None:
+    island = Keeping(tiny_model("mistral-window"))
+    island.save = lambda entry: Keeping.save(island, entry, 64)  # type: ignore[method-assign,misc,assignment]
+    island.say(prompts()[8][:num_prompt], 40)
+    island.finish()
+    assert bool(island.held) == is_held

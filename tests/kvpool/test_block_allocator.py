@@ -464,3 +464,17 @@ def test_rows_run_out_only_when_nothing_is_spare() -> None:
         allocator.make_spare(RequestKey(key))
         allocator.check()
     assert len(allocator) == 3 and A in allocator
+
+
+@pytest.mark.parametrize(("first_whole", "num_found"), [(0, 20), (2, 20), (3, 8)])
+def test_columns_that_lack_blocks_are_found_by_no_request(first_whole: int, num_found: int) -> None:
+    """The second request has found two columns, and has saved its own from column `first_whole` on without gaps."""
+    allocator, hashes = allocator_of(20), hashes_of("aaaaa", 5)
+    for key, name, num_tokens in ((A, "aa", 9), (B, "aaaaa", 24)):
+        assert allocator.reserve(key, num_tokens, SOON, hashes_of(name, num_tokens // 4))
+        assert allocator.commit(key, num_tokens, first_whole if key == B else 0)
+    # Later it is all there, and still nothing says which of its columns are whole.
+    assert allocator.commit(B, 24)
+    grant = allocator.reserve(C, 24, SOON, hashes)
+    assert grant and grant.num_tokens == num_found
+    allocator.check()

@@ -70,7 +70,7 @@ class Rig:
             policy,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
+        self.pool = np.zeros((64 * engine.span.num_groups, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []
 

@@ -92,6 +92,27 @@ def test_its_kv_is_that_of_one_computed_alone(rig: Rig, tiny_model: Directory) -
     assert own.any() and np.array_equal(shared, own)
 
 
+@pytest.mark.parametrize("num_cached", [0, 64, 96])
+@pytest.mark.parametrize("family", ["mistral-window", "ministral"])
+def test_with_a_window_it_saves_all_that_the_pool_lacks(
+    tiny_model: Directory, family: str, num_cached: int
+) -> None:
+    """Sliding layers attend to the latest 24 tokens: after 96, the first four columns are passed."""
+    with closing(Rig(tiny_model(family), enable_prefix_caching=True)) as rig:
+        run(rig, work(LONG))
+        size = rig.worker.engine.span.num_groups
+        there, mine = (rig.pool[at * size :] for at in (0, OTHERS_BLOCKS))
+        num_there = num_cached // BLOCK * size
+        mine[:num_there] = there[:num_there]
+        ordered = replace(other(BRANCH, num_cached=num_cached), num_found=num_cached)
+        assert run(rig, ordered) == 96
+        assert rig.news[-1].tokens == [first_token(tiny_model(family), BRANCH)]
+        rig.step_until(lambda: OTHER in {key for report in rig.reports for key, _ in report.saved})
+        assert there[: 6 * size].any(axis=1).all() and np.array_equal(mine[: 6 * size], there[: 6 * size])
+        assert moved(rig, "load") == 0
+        rig.check_idle()
+
+
 def test_of_the_same_prompt_the_last_token_is_computed_all_the_same(rig: Rig) -> None:
     run(rig, work(LONG[:64]))
     assert run(rig, other(LONG[:64])) == 48

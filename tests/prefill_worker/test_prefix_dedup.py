@@ -46,7 +46,7 @@ class Kept:
             return ()
         return block_hashes_of(tokens_of(work)[:-1], BLOCK, work.request.cache_salt)
 
-    def num_found(self, block_hashes: Sequence[bytes]) -> int:
+    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
         return BLOCK * len([*takewhile(self.hashes_kept.__contains__, block_hashes)])
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:

@@ -137,6 +137,18 @@ def test_what_no_later_prompt_could_use_is_let_go(options: dict[str, Any]) -> No
     assert end(script) == [(DECODE, Abort(ONE))]
 
 
+def test_with_a_window_an_answer_is_kept_where_all_of_it_is_saved() -> None:
+    script = script_of(window=8, tile_tokens=4, saves_whole=True)
+    running(script)
+    end(script)
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 30), num_tokens=8))
+    script.take()
+    script.decode(evicted=[(ONE, 12)])
+    commit = next(message for _, message in script.take() if isinstance(message, Commit))
+    # 12 tokens have KV there, and the next one attends to those from 5 on.
+    assert (commit.num_tokens, commit.first_whole) == (12, 1)
+
+
 def test_an_answer_within_a_block_is_let_go() -> None:
     script = script_of()
     wanted = replace(request(num_prompt=NUM_PROMPT), has_next_turn=True)

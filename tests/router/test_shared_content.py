@@ -86,6 +86,73 @@ def test_nothing_is_shared_where_that_is_off_or_would_be_wrong(enable_prefix_cac
     assert submit(script_of(window=8)).hashes == []
 
 
+@pytest.mark.parametrize("partial", [None, POOL, PREFILL])
+def test_with_a_window_prompts_are_shared_where_they_are_saved_whole(partial: str | None) -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        saves_whole = name in (POOL, PREFILL) and name != partial
+        script.connect(name, enable_prefix_caching=True, window=8, saves_whole=saves_whole)
+    script.take()
+    assert submit(script).hashes == ([] if partial else hashes())
+
+
+def windowed() -> Script:
+    return script_of(window=8, tile_tokens=4, saves_whole=True)
+
+
+def evicted(script: Script) -> Commit:
+    """The request runs, has lost its copy in the pool, and is evicted with what it has found there since."""
+    script.say(POOL, Reserved(RequestKey(9), None, dropped=[ONE]))
+    script.token(wants_evicted=[ONE])
+    script.take()
+    found(script, 4, [*range(20, 40)])
+    order = script.take_one(Evict, DECODE)
+    assert order.num_saved == 4
+    script.decode(evicted=[(ONE, script.state().num_tokens - 1)])
+    return next(message for _, message in script.take() if isinstance(message, Commit))
+
+
+def test_the_pool_is_told_which_columns_of_a_victim_may_lack_blocks() -> None:
+    script = windowed()
+    script.submit(num_prompt=70, tier="be")
+    script.reserve()
+    script.first_token()
+    script.take()
+    script.saved()
+    whole = next(message for _, message in script.take() if isinstance(message, Commit))
+    # What begins alike would take its own blocks at a decode instance, so it goes there in no group.
+    assert (whole.first_whole, whole.prefix_group) == (0, 0)
+    script.chosen(1)
+    script.decode(admitted=[ONE])
+    # 71 tokens have KV, and the next one attends to those from 64 on.
+    assert evicted(script).first_whole == 16
+    script.say(POOL, Reserved(RequestKey(9), None, dropped=[ONE]))
+    assert script.state().first_whole == 0
+
+
+def test_what_an_earlier_version_of_an_instance_computes_is_found_by_no_request() -> None:
+    script = windowed()
+    submit(script, num_prompt=20)
+    script.close(PREFILL)
+    script.connect(PREFILL, epoch=2, enable_prefix_caching=True, window=8, tile_tokens=4)
+    found(script, 8, [10, 11, 12, 13, 14])
+    assert script.take_one(Prefill, PREFILL).works[0].num_cached == 8
+    script.first_token()
+    script.saved()
+    assert script.take_one(Commit, POOL).first_whole == 3
+
+
+def test_a_request_that_can_use_none_of_its_kv_gets_other_blocks() -> None:
+    """An earlier router had it evicted with 21 tokens, and this one knows of 18."""
+    script = windowed()
+    submit(script, num_prompt=18)
+    script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12, 13, 14, 15), num_tokens=21))
+    sent = [message for _, message in script.take()]
+    assert Release([ONE]) in sent and not any(isinstance(each, Prefill) for each in sent)
+    (again,) = [each for each in sent if isinstance(each, Reserve)]
+    assert again.hashes == hashes(18)
+
+
 @pytest.mark.parametrize(("encoding", "is_exact"), [("kv", True), ("kv-fp8", True), ("kv-int8", False)])
 def test_kv_that_the_pool_keeps_only_nearly_is_not_shared(encoding: str, is_exact: bool) -> None:
     script = Script(connect=False)

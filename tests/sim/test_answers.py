@@ -68,9 +68,15 @@ def test_a_turn_computes_what_is_new_in_it(policy: str, link: str) -> None:
     check_only_new_tokens(island, chats)
 
 
-def test_also_after_the_instances_that_had_it_are_gone() -> None:
+# One group attends to all tokens, and two to the latest hundred.
+GROUPS = {"window": 100, "num_full_groups": 1, "num_sliding_groups": 2}
+
+
+@pytest.mark.parametrize("groups", [{}, {"window": 100}, GROUPS], ids=["all", "window", "groups"])
+def test_also_after_the_instances_that_had_it_are_gone(groups: dict[str, int]) -> None:
     chats = [chat(number) for number in range(1, 4)]
-    island = island_of()
+    large = replace(limits(192), **groups)
+    island = island_of(prefill=large, decode=large)
     for process in (*island.prefills, *island.decodes):
         for turn in range(4):
             island.world.clock.at(TURN_S * turn + 15.0, process.kill)
@@ -192,3 +198,24 @@ def test_a_pool_with_hardly_any_room_changes_no_token() -> None:
     chats = [chat(number, num_turns=3) for number in range(1, 7)]
     asked = in_order(chats)
     play(island_of(pool_blocks=32, decode=limits(num_blocks=40)), asked)
+
+
+@pytest.mark.parametrize(("window", "is_kept"), [(100, True), (20, False)])
+def test_an_answer_that_is_longer_than_the_window_is_not_kept(window: int, is_kept: bool) -> None:
+    """A prompt's full columns are there in any case."""
+    chats, num_held = [chat(1, num_turns=2)], 0
+    short = replace(limits(), window=window, tile_tokens=16)
+    island = island_of(prefill=short, decode=short)
+
+    def count(now: float, event: Event, sends: list[Send]) -> None:
+        nonlocal num_held
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            num_held += len(event.message.ended)
+
+    island.router.observers.append(count)
+    play(island, in_order(chats))
+    assert num_held == (2 if is_kept else 0)
+    first, second = chats[0]
+    num_common = len(first.prompt) + (NUM_OUTPUT - 1 if is_kept else 0)
+    num_new = len(second.prompt) - num_common // BLOCK_SIZE * BLOCK_SIZE
+    assert num_computed(island)[second.key] == num_new + NUM_OUTPUT - 1

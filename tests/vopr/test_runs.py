@@ -98,6 +98,25 @@ def test_what_comes_from_a_changed_block_is_in_use_until_it_is_found(monkeypatch
     assert [run(each).failure for each in many_flips(3)] == [None] * 3 and seen
 
 
+def with_windows() -> Iterator[History]:
+    """Islands of models with sliding layers, where prompts begin alike."""
+    for seed in itertools.count(1021):
+        history = short(seed, 30.0)
+        if history.plan.window and history.plan.begin_alike and history.plan.num_prefill:
+            yield history
+
+
+def test_columns_with_gaps_that_others_find_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A victim is saved without the blocks that it has passed, and others begin like it."""
+    histories = [*itertools.islice(with_windows(), 20)]
+    assert [run(each).failure for each in histories[:2]] == [None] * 2
+    commit = BlockAllocator.commit
+    monkeypatch.setattr(
+        BlockAllocator, "commit", lambda self, key, num_tokens, first_whole: commit(self, key, num_tokens)
+    )
+    assert any("which holds" in str(run(each).failure) for each in histories)
+
+
 def is_noticed() -> bool:
     return any("comes from flipped bit" in str(run(each).failure) for each in many_flips(20))
 
