@@ -8,9 +8,9 @@ chats over HTTP with `tools` and tool messages. The model is a small random-weig
 regex makes each answer a call with random letters, which are the same tokens in the next prompt. With `--kill`, one
 instance after the other is killed, at this interval.
 
-New tokens of a turn are those that don't repeat the agent's last prompt and answer. The instructions are new once.
-Computed again is the part of a block at the end of what was said, and what was not found. The digest covers all tokens.
-They depend on seed and sizes only, not on the layout or on kills.
+New tokens of a turn are those that don't repeat the agent's last prompt and answer. The instructions are new in the
+first prompt that is answered. A turn computes again the part of a block at the end of what was said, and what was not
+found. The digest covers all tokens. They depend on seed and sizes only, not on the layout or on kills.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import httpx2
 import openai
 
 from alignedserve import demo
+from alignedserve.demo.vocabulary import SPECIAL_TOKENS, USER
 from benchmarks.agents import BLOCK_SIZE, NUM_COMMON, NUM_NEW
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.prefix_caching import NAME, ours
@@ -79,10 +80,11 @@ TEMPLATE = (
     "{%- endfor -%}{{- '<|end|>' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 CALL = r'<tool_call>\{{"name":"search","arguments":\{{"query": "[a-z]{{{}}}"\}}\}}</tool_call>'
+TOOL_NAME = "search"
 TOOL = {
     "type": "function",
     "function": {
-        "name": "search",
+        "name": TOOL_NAME,
         "parameters": {
             "type": "object",
             "properties": {"query": {"type": "string"}},
@@ -138,6 +140,8 @@ class Seen:
         return {
             "num_turns": len(self.turns),
             "num_new": new,
+            # Tokens of the first prompts that were computed again.
+            "num_again_first": sum(each.num_again for each in self.turns if not each.number),
             "num_computed": round(computed),
             "num_not_cached": sum(each.num_prompt - each.num_cached for each in self.turns),
             "ratio": computed / new,
@@ -177,8 +181,6 @@ class Agents:
         self._client = client
         self._args = args
         self._common = letters(random.Random(f"instructions {args.seed}"), args.common)
-        # The prompt that was answered first: its instructions are new, and those of the others aren't.
-        self._first: list[int] = []
 
     async def run(self) -> None:
         await asyncio.gather(*map(self._agent, range(self._args.agents)))
@@ -216,8 +218,9 @@ class Agents:
                 if len(self.seen.failures) > MAX_FAILURES:
                     raise
                 await asyncio.sleep(AGAIN_S)
-        num_known = num_alike(answer.prompt, said or self._first)
-        self._first = self._first or answer.prompt
+        # The first user message follows the instructions.
+        instructions = answer.prompt[: answer.prompt.index(SPECIAL_TOKENS.index(USER))]
+        num_known = num_alike(answer.prompt, said or (instructions if self.seen.turns else []))
         counts = len(answer.prompt), num_known, len(said), answer.num_cached, len(answer.tokens)
         self.seen.turns.append(Turn(agent, number, *counts, answer.ttft_s))
         return answer.prompt + answer.tokens, answer.message()
@@ -266,6 +269,8 @@ async def ask(
                 answer.call_id += call.id or ""
                 answer.name += call.function.name or ""
                 answer.arguments += call.function.arguments or ""
+    if answer.name != TOOL_NAME or not answer.prompt:
+        raise RuntimeError(f"this is no complete call: {answer.name!r}, {answer.arguments!r}")
     return answer
 
 
@@ -288,8 +293,9 @@ async def kill_in_turn(url: str, every_s: float, killed: list[str]) -> None:
         pids = await asyncio.to_thread(pids_of_instances, url)
         if len(pids) == len(names):
             name = names[len(killed) % len(names)]
-            os.kill(pids[name], signal.SIGKILL)
-            killed.append(name)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[name], signal.SIGKILL)
+                killed.append(name)
 
 
 async def measure(url: str, args: argparse.Namespace) -> Seen:
@@ -315,9 +321,10 @@ def num_computed(url: str) -> float:
 def line_of(found: dict[str, Any]) -> str:
     return (
         f"prompt tokens computed: {found['num_computed']:,} of {found['num_new']:,} new ones ({found['ratio']:.3f}); "
-        f"computed again: {found['again_per_turn']:.1f} tokens a turn, {found['of_block_per_turn']:.1f} of them parts "
-        f"of blocks, {len(found['not_found'])} turns more; TTFT from the second turn on: "
-        f"p50 {1e3 * found['ttft_p50_s']:.1f} ms, p99 {1e3 * found['ttft_p99_s']:.1f} ms; "
+        f"computed again: {found['num_again_first']:,} of first prompts, then {found['again_per_turn']:.1f} a turn, "
+        f"{found['of_block_per_turn']:.1f} of them parts of blocks, {len(found['not_found'])} turns more; "
+        f"TTFT from the second turn on: p50 "
+        f"{1e3 * found['ttft_p50_s']:.1f} ms, p99 {1e3 * found['ttft_p99_s']:.1f} ms; "
         f"{found['num_turns']} turns, {len(found['killed'])} kills, {len(found['failures'])} failures, "
         f"{found['seconds']:.0f} s"
     )
