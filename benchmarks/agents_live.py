@@ -1,7 +1,7 @@
 """Runs agents on a live server: each calls a tool after every turn, and its next prompt has all that was said before.
 
-    python -m benchmarks.agents_live [--agents 20] [--turns 30] [--instances 2+2] [--kill SECONDS] [--seed 1]
-        [--common 4000] [--new 380] [--letters 85] [--out FILE]
+    python -m benchmarks.agents_live [--agents 20] [--turns 30] [--instances 2+2] [--kill SECONDS] [--max-kills N]
+        [--seed 1] [--common 4000] [--new 380] [--letters 85] [--out FILE]
 
 Sizes are those of `agents.py`, which simulates it. A tool takes a tenth of the time: 0.1 to 1 s. Agents are streamed
 chats over HTTP with `tools` and tool messages. The model is a small random-weight Llama with a template for tools. A
@@ -285,11 +285,11 @@ def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-async def kill_in_turn(url: str, every_s: float, killed: list[str]) -> None:
+async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) -> None:
     """Kills one instance after the other, each time if all are up."""
     names = sorted(await asyncio.to_thread(pids_of_instances, url))
-    while True:
-        await asyncio.sleep(every_s)
+    while len(killed) < args.max_kills:
+        await asyncio.sleep(args.kill)
         pids = await asyncio.to_thread(pids_of_instances, url)
         if len(pids) == len(names):
             name = names[len(killed) % len(names)]
@@ -302,7 +302,7 @@ async def measure(url: str, args: argparse.Namespace) -> Seen:
     async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
         agents = Agents(client, args)
         before, begun_s = num_computed(url), time.perf_counter()
-        killer = asyncio.create_task(kill_in_turn(url, args.kill, agents.seen.killed)) if args.kill else None
+        killer = asyncio.create_task(kill_in_turn(url, args, agents.seen.killed)) if args.kill else None
         await agents.run()
         if killer:
             killer.cancel()
@@ -336,6 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--instances", default="2+2", help="prefill+decode instances, or colocated ones")
     parser.add_argument("--kill", type=float, metavar="SECONDS", help="seconds from one kill to the next")
+    parser.add_argument("--max-kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--common", type=int, default=NUM_COMMON, help="tokens of the instructions")
     parser.add_argument("--new", type=int, default=NUM_NEW, help="tokens that a turn adds, on average")

@@ -67,13 +67,14 @@ def run(out: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instances", ["1+1", "2"])
+@pytest.mark.drawn(one_in=3)
+@pytest.mark.parametrize("instances", ["1+1", "2+2", "2"])
 def test_agents_compute_what_is_new_and_get_the_same_tokens_beside_a_kill(
     instances: str, tmp_path: Path
 ) -> None:
     plain = run(tmp_path / "plain.json", "--instances", instances)
-    killed = run(tmp_path / "killed.json", "--instances", instances, "--kill", "1")
-    assert killed["killed"] and not plain["killed"]
+    killed = run(tmp_path / "killed.json", "--instances", instances, "--kill", "1", "--max-kills", "1")
+    assert (len(plain["killed"]), len(killed["killed"])) == (0, 1)
     for found in (plain, killed):
         assert (found["num_turns"], found["failures"]) == (NUM_AGENTS * NUM_TURNS, [])
         # every prompt repeats all that was said
