@@ -125,8 +125,9 @@ class Seen:
     failures: list[str] = field(default_factory=list)
     # Instances, in the order in which they were killed.
     killed: list[str] = field(default_factory=list)
-    # By /metrics, all computed tokens.
+    # By /metrics: all computed tokens, and how often a request lost its instance.
     num_computed: float = 0.0
+    num_recoveries: float = 0.0
     seconds: float = 0.0
     # What each agent and its model said.
     said: dict[int, list[int]] = field(default_factory=dict)
@@ -158,6 +159,7 @@ class Seen:
             ],
             "failures": self.failures,
             "killed": self.killed,
+            "num_recoveries": round(self.num_recoveries),
             "longest_prompt": max(each.num_prompt for each in self.turns),
             "seconds": self.seconds,
             "digest": hashlib.sha256(words.encode()).hexdigest()[:16],
@@ -301,7 +303,7 @@ async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) ->
 async def measure(url: str, args: argparse.Namespace) -> Seen:
     async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
         agents = Agents(client, args)
-        before, begun_s = num_computed(url), time.perf_counter()
+        before, begun_s = counters(url), time.perf_counter()
         killer = asyncio.create_task(kill_in_turn(url, args, agents.seen.killed)) if args.kill else None
         await agents.run()
         if killer:
@@ -309,13 +311,15 @@ async def measure(url: str, args: argparse.Namespace) -> Seen:
             with contextlib.suppress(asyncio.CancelledError):
                 await killer
     agents.seen.seconds = time.perf_counter() - begun_s
-    agents.seen.num_computed = num_computed(url) - before
+    computed, recoveries = (now - then for now, then in zip(counters(url), before, strict=True))
+    agents.seen.num_computed, agents.seen.num_recoveries = computed, recoveries
     return agents.seen
 
 
-def num_computed(url: str) -> float:
-    text = httpx2.get(url.removesuffix("/v1") + "/metrics").raise_for_status().text
-    return total(parse_metrics(text), "computed_tokens_total")
+def counters(url: str) -> tuple[float, float]:
+    """Returns the numbers of computed tokens and of recoveries."""
+    samples = parse_metrics(httpx2.get(url.removesuffix("/v1") + "/metrics").raise_for_status().text)
+    return total(samples, "computed_tokens_total"), total(samples, "recoveries_total")
 
 
 def line_of(found: dict[str, Any]) -> str:
@@ -325,8 +329,8 @@ def line_of(found: dict[str, Any]) -> str:
         f"{found['of_block_per_turn']:.1f} of them parts of blocks, {len(found['not_found'])} turns more; "
         f"TTFT from the second turn on: p50 "
         f"{1e3 * found['ttft_p50_s']:.1f} ms, p99 {1e3 * found['ttft_p99_s']:.1f} ms; "
-        f"{found['num_turns']} turns, {len(found['killed'])} kills, {len(found['failures'])} failures, "
-        f"{found['seconds']:.0f} s"
+        f"{found['num_turns']} turns, {len(found['killed'])} kills, {found['num_recoveries']} recoveries, "
+        f"{len(found['failures'])} failures, {found['seconds']:.0f} s"
     )
 
 
