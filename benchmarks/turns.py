@@ -99,17 +99,30 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], num_tokens: int) ->
 
 
 def kill_instances(url: str) -> None:
+    for pid in pids_of_instances(url).values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def pids_of_instances(url: str) -> dict[str, int]:
+    """Returns the pid of each instance that is up, by its id."""
     cluster = httpx2.get(url.removesuffix("/v1") + "/v1/cluster").json()
-    for process in cluster["processes"]:
-        if process["role"] in ("prefill", "decode", "colocated") and process["state"] == "up":
-            os.kill(process["pid"], signal.SIGKILL)
+    return {
+        process["instance_id"]: process["pid"]
+        for process in cluster["processes"]
+        if process["role"] in ("prefill", "decode", "colocated") and process["state"] == "up"
+    }
+
+
+def layout_options(instances: str) -> list[str]:
+    """`instances`: prefill+decode instances, or colocated ones."""
+    first, *others = instances.split("+")
+    if not others:
+        return ["--colocated-instances", first]
+    return ["--prefill-instances", first, "--decode-instances", *others]
 
 
 def servers_of(model: Path, args: argparse.Namespace) -> Iterator[tuple[str, AbstractContextManager[str]]]:
-    first, *others = args.instances.split("+")
-    options = ["--prefill-instances", first, "--decode-instances", *others]
-    if not others:
-        options = ["--colocated-instances", first]
+    options = layout_options(args.instances)
     yield "ours", ours(model, *options)
     if args.before:
         yield "before", ours(model, *options, checkout=args.before)
