@@ -33,9 +33,9 @@ class ClusterState:
         self.max_model_len = 0
         # Whether requests pass KV, so that instances count a block for each request that holds it.
         self.has_window = False
-        # Whether requests with a common prefix have its blocks in common: in the pool; there and at all instances that
-        # decode.
+        # Whether requests with a common prefix have its blocks in common in the pool.
         self.shares_pool_blocks = False
+        # The same, and at all instances that decode.
         self.shares_all_blocks = False
         # Whether instances can load a prompt's prefix from the pool.
         self.loads_prefixes = False

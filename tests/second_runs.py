@@ -42,7 +42,11 @@ def end_spoilt_fixtures(item: pytest.Item) -> None:
 def tell(reporter: pytest.TerminalReporter) -> None:
     """Each test that passed only on its second run, and how the first one failed."""
     failed = {report.nodeid for kind in ("failed", "error") for report in reporter.stats.get(kind, [])}
-    firsts = {each.nodeid: each for each in reporter.stats.get("rerun", []) if each.nodeid not in failed}
+    firsts: dict[str, pytest.TestReport] = {}
+    for each in reporter.stats.get("rerun", []):
+        if each.nodeid not in failed:
+            # The end of its fixtures may have failed as well, later.
+            firsts.setdefault(each.nodeid, each)
     if not firsts:
         return
     reporter.section("flaky", yellow=True)

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.ci_time import RESULTS
 from tests.budgets import BUDGET, GENEROSITY, Budget, Taken, excesses, pace_of
 from tests.inner_pytest import ROOT, run_pytest
-from tests.timings import end
+from tests.timings import INTERRUPTIBLE, end
 
 SECONDS = {"router": 60.0, "kvpool": 30.0, "sim": 90.0, "tiny": 5.0}
 BUDGETS = Budget(SECONDS, turns={"sim": 100.0}, fixed_work_s=0.1)
@@ -287,7 +287,10 @@ def test_a_first_run_that_failed_does_not_count(tmp_path: Path) -> None:
 def test_a_second_run_that_is_stopped_can_end_what_it_has_started(then: str, said: str) -> None:
     code = f"import time\ntry:\n  print('begun', flush=True)\n  time.sleep(600)\nexcept KeyboardInterrupt:\n  {then}"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*INTERRUPTIBLE, sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         assert end(process) == said

@@ -32,6 +32,8 @@ from tests.fixed_work import SECONDS, FixedWork
 NUM_SLOWEST = 20
 # The tests of the two largest folders take less on a slow machine, and CI ends in time.
 LONGEST_SECOND_RUN_S = 1200.0
+# Shells let what they start in the background ignore SIGINT.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -149,7 +151,7 @@ class Timings:
             try:
                 said, _ = process.communicate(timeout=LONGEST_SECOND_RUN_S)
             except subprocess.TimeoutExpired:
-                said = end(process)
+                said = f"it was stopped after {LONGEST_SECOND_RUN_S:g} s: {end(process)}"
             except BaseException:
                 end(process)
                 raise
@@ -172,7 +174,17 @@ class Timings:
         given = [str(each) for each in self._config.invocation_params.args if str(each) not in left_out]
         draw = [f"--draw={option.draw}"] if getattr(option, "draw", None) else []
         files = [str(self._config.rootpath / file) for file in self._seconds if _folder(file) in folders]
-        return [sys.executable, "-m", "pytest", *given, *draw, f"--record={record}", "--second-run", *files]
+        return [
+            *INTERRUPTIBLE,
+            sys.executable,
+            "-m",
+            "pytest",
+            *given,
+            *draw,
+            f"--record={record}",
+            "--second-run",
+            *files,
+        ]
 
     @property
     def _taken(self) -> Taken:
@@ -206,13 +218,13 @@ class Timings:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """Lets its tests end the processes that they have started, for half a minute. Returns what it said."""
+    """Lets its tests end the processes that they have started, for half a minute. Returns its output."""
     os.killpg(process.pid, signal.SIGINT)
     try:
         return process.communicate(timeout=30.0)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        return "it went on after SIGINT, and was killed"
+        return "its output did not end after SIGINT, and it was killed"
 
 
 def _by_folder(seconds: Mapping[str, float]) -> dict[str, float]:

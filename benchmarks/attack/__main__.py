@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from benchmarks.attack.processes import MemoryWatch, is_alive, num_bytes
 from benchmarks.attack.target import KEYS, Finding, Target
 from benchmarks.attack.verdict import HEAD, MAX_STALL_S, Measured, Watched, figures, objections, row
 from benchmarks.attack.victim import Watch
+from benchmarks.commit import commit_of
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
 from benchmarks.rt_with_be.served import running
@@ -198,8 +198,7 @@ def main() -> None:
     num_broken = sum(bool(each["objections"]) for each in rows)
     print(f"{len(rows)} attacks in {time.monotonic() - begun_s:.0f} s: {num_broken} BROKEN, the others held")
     if options.json:
-        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
-        facts = {"processor": cpu_name(), "commit": commit.stdout.strip(), "attacks": rows}
+        facts = {"processor": cpu_name(), "commit": commit_of(), "attacks": rows}
         options.json.write_text(json.dumps(facts, indent=2) + "\n")
     sys.exit(1 if broken or len(rows) < len(attacks) else 0)
 

@@ -82,7 +82,7 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
         begun_s, limit_s = time.monotonic(), RESTART_S * target.slack
         os.kill(pid, signal.SIGSTOP)
         try:
-            quick, chat = await _while_it_hangs(client, target)
+            files, chat = await _while_it_hangs(client, target)
             while (await client.get("/v1/files")).status_code != 200:
                 if time.monotonic() - begun_s > limit_s:
                     return Finding(name, False, f"files do not answer after {limit_s:g} s")
@@ -91,21 +91,22 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         took_s = time.monotonic() - begun_s
-        held = quick == 503 and chat == 200 and _redis_pid(target.pid) not in (None, pid)
-        return Finding(name, held, f"files {quick}, chat {chat}, back after {took_s:.1f} s")
+        held = files == 503 and chat == 200 and _redis_pid(target.pid) not in (None, pid)
+        return Finding(name, held, f"files {files or 'late'}, chat {chat}, back after {took_s:.1f} s")
 
 
 async def _while_it_hangs(client: httpx2.AsyncClient, target: Target) -> tuple[int, int]:
-    """Returns the status of a file request and a chat while Redis hangs."""
+    """Returns the status of a file request and a chat while Redis hangs. The former is 0 if it came late."""
     # The first request waits.
     first = asyncio.create_task(client.get("/v1/files"))
     await asyncio.sleep(4)
-    quick = (await client.get("/v1/files", timeout=3 * target.slack)).status_code
+    files = (await client.get("/v1/files", timeout=3 * target.slack)).status_code
+    is_late = first.done()
     chat = await client.post(
         ENDPOINT, content=_question(target), headers=_JSON, timeout=LIMIT_S * target.slack
     )
     await asyncio.wait({first})
-    return quick, chat.status_code
+    return 0 if is_late else files, chat.status_code
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -23,7 +23,7 @@ class Target:
     pid: int
     state_dir: Path
     model: str
-    # Factor on the seconds that anything may take. It is above 1 only where other processes use the CPUs.
+    # Factor on all time limits of the attacks. It is above 1 only where other processes use the CPUs.
     slack: float = 1.0
 
 

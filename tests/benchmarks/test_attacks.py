@@ -9,7 +9,8 @@ from benchmarks.attack.attacks import all_attacks
 
 # Times are judged by `make attack` on a quiet machine. Here a silence of this many seconds is a hang.
 HANG_S = 20.0
-# Everything else may take this many times as long. That is still less than the server's own limits for idle clients.
+# Everything else may take this many times as long. With twice as much, the server's own limits for idle clients could
+# end an attack that should end at once.
 SLACK = 5.0
 
 

@@ -244,7 +244,7 @@ def test_the_page_says_what_was_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--colocated", "2"]], ids=["apart", "colocated"])
 def test_half_a_minute_of_it_finds_nothing_wrong(tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        options = ["--grace", "10", "--chats", "3", "--out", str(tmp_path), *options]
+        options = ["--grace", "4", "--chats", "3", "--out", str(tmp_path), *options]
         main(["--minutes", "0.5", "--seed", "1", *options])
     found = json.loads((tmp_path / "soak.json").read_text())
     assert (ended.value.code, found["wrong"]) == (0, [])

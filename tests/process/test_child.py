@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
+from tests.playing import play
 from tests.process import echo_process
 
 PROGRAM = echo_process.__name__
@@ -62,11 +63,12 @@ def test_an_answer_that_nobody_waits_for_is_nobody_elses(tmp_path: Path) -> None
             waiting.cancel()
             await asyncio.wait({asking, waiting})
             assert asking.cancelled() and waiting.cancelled()
-            # it answers now
-            os.close(os.open(path, os.O_WRONLY))
+            # It answers now. Opened like this, the file blocks nobody if the child is gone.
+            answering = os.open(path, os.O_RDWR)
             assert await pid_of(echo) == pid
+            os.close(answering)
 
-    asyncio.run(scenario())
+    play(scenario)
 
 
 def test_whoever_stops_waiting_for_its_greeting_leaves_it_well(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from tests.playing import play
 from tests.store.redis_process import redis_running
 
 HOST = "127.0.0.1"
-LIMIT_S = 120.0
+# less than a scenario may take (tests/playing.py)
+LIMIT_S = 90.0
 SERVICE = "jobs"
 
 

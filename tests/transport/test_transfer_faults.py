@@ -57,7 +57,7 @@ SMALL_SPECS: list[TransferSpec] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1)
 PREFILL = InstanceId("prefill-0")
 # Deadline in seconds of a transfer whose sender is stopped. The first bytes have to arrive before it. It is much
 # less than the default.
-HANG_S = 3.0
+HANG_S = 6.0
 
 
 class Decode:

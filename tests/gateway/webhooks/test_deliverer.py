@@ -276,8 +276,9 @@ def test_what_dies_with_its_process_is_told_by_the_next() -> None:
         process.kill()
         await process.wait()
         assert await at.pending() == 1
-        # It lapses soon instead of after two tries.
+        # It would lapse after two tries, and lapses soon instead.
         (lease,) = await at.store._redis.keys(f"{PREFIX}lease:evt*")
+        assert 0 < await at.store._redis.pttl(lease) <= 2000 * QUICK.try_s
         assert await at.store._redis.pexpire(lease, 1000)
         async with delivering(at):
             first, second = await at.receiver.until(2)
