@@ -1,7 +1,7 @@
 """Runs agents on a live server: each calls a tool after every turn, and its next prompt has all that was said before.
 
     python -m benchmarks.agents_live [--agents 20] [--turns 30] [--instances 2+2] [--kill SECONDS] [--max-kills N]
-        [--seed 1] [--common 4000] [--new 380] [--letters 85] [--out FILE]
+        [--seed 1] [--common 4000] [--new 380] [--letters 85] [--memory-mib 1024] [--out FILE]
 
 Sizes are those of `agents.py`, which simulates it. A tool takes a tenth of the time: 0.1 to 1 s. Agents are streamed
 chats over HTTP with `tools` and tool messages. The model is a small random-weight Llama with a template for tools. A
@@ -25,7 +25,6 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ import openai
 from alignedserve import demo
 from alignedserve.demo.vocabulary import SPECIAL_TOKENS, USER
 from benchmarks.agents import BLOCK_SIZE, NUM_COMMON, NUM_NEW
+from benchmarks.commit import commit_of
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.prefix_caching import NAME, ours
 from benchmarks.progress import progress, say
@@ -55,19 +55,13 @@ START_S = 1.0
 NUM_LETTERS = 85
 # A turn that fails is tried again.
 MAX_FAILURES, AGAIN_S = 20, 0.2
+ANSWER_S, LOOK_S, ALL_S = 120.0, 60.0, 3600.0
 MAX_MODEL_LEN = 32768
 OPTIONS = (
-    *(
-        "--load-format",
-        "dummy",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        str(MAX_MODEL_LEN),
-        "--max-num-seqs",
-        "32",
-    ),
-    *("--kv-cache-memory-bytes", str(1 << 30), "--pool-memory-bytes", str(2 << 30)),
+    *("--load-format", "dummy", "--dtype", "float32"),
+    *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "32"),
+    # Kills show by the end of a connection. A busy machine is no death.
+    *("--silence-s", "600"),
 )
 # As Qwen's is, in short. It writes calls as CALL does.
 TEMPLATE = (
@@ -129,7 +123,7 @@ class Seen:
     num_computed: float = 0.0
     num_recoveries: float = 0.0
     seconds: float = 0.0
-    # What each agent and its model said.
+    # The tokens of each agent's last prompt and answer.
     said: dict[int, list[int]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
@@ -215,7 +209,7 @@ class Agents:
             try:
                 answer = await ask(self._client, messages, self._args.letters, seed)
                 break
-            except (openai.APIError, httpx2.TransportError) as error:
+            except (openai.APIError, httpx2.TransportError, CutAnswer) as error:
                 self.seen.failures.append(f"agent {agent}, turn {number}: {error!r}")
                 if len(self.seen.failures) > MAX_FAILURES:
                     raise
@@ -226,6 +220,10 @@ class Agents:
         counts = len(answer.prompt), num_known, len(said), answer.num_cached, len(answer.tokens)
         self.seen.turns.append(Turn(agent, number, *counts, answer.ttft_s))
         return answer.prompt + answer.tokens, answer.message()
+
+
+class CutAnswer(Exception):
+    pass
 
 
 @dataclass
@@ -248,7 +246,7 @@ class Answer:
 async def ask(
     client: openai.AsyncOpenAI, messages: Sequence[dict[str, Any]], num_letters: int, seed: int
 ) -> Answer:
-    answer, begun_s = Answer(), time.perf_counter()
+    answer, finish_reason, begun_s = Answer(), None, time.perf_counter()
     create: Any = client.chat.completions.create
     stream = await create(
         model=NAME,
@@ -264,6 +262,7 @@ async def ask(
         if chunk.usage:
             answer.num_cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
         for choice in chunk.choices:
+            finish_reason = choice.finish_reason or finish_reason
             if tokens := (choice.model_extra or {}).get("token_ids"):
                 answer.ttft_s = answer.ttft_s or time.perf_counter() - begun_s
                 answer.tokens += tokens
@@ -271,8 +270,8 @@ async def ask(
                 answer.call_id += call.id or ""
                 answer.name += call.function.name or ""
                 answer.arguments += call.function.arguments or ""
-    if answer.name != TOOL_NAME or not answer.prompt:
-        raise RuntimeError(f"this is no complete call: {answer.name!r}, {answer.arguments!r}")
+    if answer.name != TOOL_NAME or not answer.prompt or finish_reason != "tool_calls":
+        raise CutAnswer(f"not a complete call: {answer.name!r}, {answer.arguments!r}, {finish_reason}")
     return answer
 
 
@@ -292,7 +291,10 @@ async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) ->
     names = sorted(await asyncio.to_thread(pids_of_instances, url))
     while len(killed) < args.max_kills:
         await asyncio.sleep(args.kill)
-        pids = await asyncio.to_thread(pids_of_instances, url)
+        try:
+            pids = await asyncio.to_thread(pids_of_instances, url)
+        except httpx2.HTTPError:
+            continue
         if len(pids) == len(names):
             name = names[len(killed) % len(names)]
             with contextlib.suppress(ProcessLookupError):
@@ -301,15 +303,18 @@ async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) ->
 
 
 async def measure(url: str, args: argparse.Namespace) -> Seen:
-    async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0, timeout=ANSWER_S) as client:
         agents = Agents(client, args)
         before, begun_s = counters(url), time.perf_counter()
         killer = asyncio.create_task(kill_in_turn(url, args, agents.seen.killed)) if args.kill else None
-        await agents.run()
-        if killer:
-            killer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await killer
+        try:
+            async with asyncio.timeout(ALL_S):
+                await agents.run()
+        finally:
+            if killer:
+                killer.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await killer
     agents.seen.seconds = time.perf_counter() - begun_s
     computed, recoveries = (now - then for now, then in zip(counters(url), before, strict=True))
     agents.seen.num_computed, agents.seen.num_recoveries = computed, recoveries
@@ -318,7 +323,8 @@ async def measure(url: str, args: argparse.Namespace) -> Seen:
 
 def counters(url: str) -> tuple[float, float]:
     """Returns the numbers of computed tokens and of recoveries."""
-    samples = parse_metrics(httpx2.get(url.removesuffix("/v1") + "/metrics").raise_for_status().text)
+    answer = httpx2.get(url.removesuffix("/v1") + "/metrics", timeout=LOOK_S)
+    samples = parse_metrics(answer.raise_for_status().text)
     return total(samples, "computed_tokens_total"), total(samples, "recoveries_total")
 
 
@@ -345,22 +351,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--common", type=int, default=NUM_COMMON, help="tokens of the instructions")
     parser.add_argument("--new", type=int, default=NUM_NEW, help="tokens that a turn adds, on average")
     parser.add_argument("--letters", type=int, default=NUM_LETTERS, help="letters in each answer")
+    parser.add_argument(
+        "--memory-mib", type=int, default=1024, help="for each instance's KV; the pool has twice as much"
+    )
     parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args(arguments)
+    if args.turns < 2:
+        parser.error(
+            f"--turns {args.turns}: must be at least 2, because it is the next turn that finds something"
+        )
     with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
         bar.set_description("starting a server")
         model = Path(directory, "model")
         make_agent_model(model)
-        with ours(model, *OPTIONS, *layout_options(args.instances)) as url:
+        memory = (
+            *("--kv-cache-memory-bytes", str(args.memory_mib << 20)),
+            *("--pool-memory-bytes", str(2 * args.memory_mib << 20)),
+        )
+        with ours(model, *OPTIONS, *memory, *layout_options(args.instances)) as url:
             bar.set_description("agents")
             found = asyncio.run(measure(url, args)).figures()
     say(line_of(found))
     if args.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        given = ["FILE" if each == str(args.out) else each for each in arguments or sys.argv[1:]]
         facts = {
             "date": str(date.today()),
-            "command": " ".join(["python -m benchmarks.agents_live", *(arguments or sys.argv[1:])]),
-            "commit": commit or None,
+            "command": " ".join(["python -m benchmarks.agents_live", *given]),
+            "commit": commit_of(),
             "cpu": cpu_name(),
             "num_cores": os.cpu_count(),
         }

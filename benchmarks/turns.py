@@ -105,7 +105,7 @@ def kill_instances(url: str) -> None:
 
 def pids_of_instances(url: str) -> dict[str, int]:
     """Returns the pid of each instance that is up, by its id."""
-    cluster = httpx2.get(url.removesuffix("/v1") + "/v1/cluster").json()
+    cluster = httpx2.get(url.removesuffix("/v1") + "/v1/cluster", timeout=60).raise_for_status().json()
     return {
         process["instance_id"]: process["pid"]
         for process in cluster["processes"]

@@ -35,6 +35,7 @@ settings.load_profile("tests")
 # Folders and files with tests that start processes or listen on sockets. One may fail because the machine is busy, so
 # it is run once more (tests/second_runs.py).
 LIVE = (
+    "benchmarks/test_agents_live.py",
     "benchmarks/test_arena_live.py",
     "benchmarks/test_attacks.py",
     "benchmarks/test_gpu_first.py",

@@ -187,8 +187,8 @@ class NewRequest:
     # Its output so far, and how many of its tokens have KV.
     output: Sequence[int] = ()
     num_computed: int = 0
-    # Its own matcher, if the caller had `grammars` make it. The first token waits for a matcher that is still being compiled,
-    # and the whole batch with it.
+    # Its own matcher, if the caller had `grammars` make it. The first token waits for a matcher that is still being
+    # compiled, and the whole batch with it.
     matcher: Matcher | None = None
     # KV that exists already lies in this way. With kept inputs, no token may be computed yet.
     layout: Layout = PLAIN

@@ -15,7 +15,7 @@ from benchmarks.agents_live import CALL, TOOL, Answer, Seen, Turn, letters, main
 
 NUM_AGENTS, NUM_TURNS, NUM_LETTERS = 3, 8, 20
 TINY = ["--agents", str(NUM_AGENTS), "--turns", str(NUM_TURNS), "--common", "200", "--new", "60"]
-TINY += ["--letters", str(NUM_LETTERS)]
+TINY += ["--letters", str(NUM_LETTERS), "--memory-mib", "128"]
 
 
 def test_only_what_no_full_block_has_must_be_computed_again() -> None:
@@ -81,5 +81,5 @@ def test_agents_compute_what_is_new_and_get_the_same_tokens_beside_a_kill(
         assert found["num_retold"] == 0
     assert plain["digest"] == killed["digest"] and plain["num_new"] == killed["num_new"]
     assert plain["num_computed"] == plain["num_not_cached"]
-    # A turn that is very early does not find the last answer.
-    assert len(plain["not_found"]) < plain["num_turns"] // 4
+    # It would be five times as many without a cache. A turn that is very early does not find the last answer.
+    assert plain["ratio"] < 3
