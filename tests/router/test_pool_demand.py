@@ -317,7 +317,9 @@ def test_as_many_behind_a_prefix_run_as_their_own_blocks_leave_room_for() -> Non
     assert len(reserving(script)) == 8
 
 
-@pytest.mark.parametrize("limits", [{"enable_prefix_caching": False}, {"window": 8}])
+@pytest.mark.parametrize(
+    "limits", [{"enable_prefix_caching": False}, {"window": 8}, {"window": 8, "saves_whole": True}]
+)
 def test_where_nothing_is_shared_each_counts_for_itself(limits: dict[str, Any]) -> None:
     script = script_of(**limits)
     assert counted(script, 1, list(range(40))) == (12, 12)
