@@ -27,6 +27,15 @@ def test_what_is_saved_is_found(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("name", ["shared_saving", "restored_token_s", "experts_s"])
+def test_what_was_measured_and_costs_nothing_is_found(path: Path, name: str) -> None:
+    measured = profile_of(FACTS)
+    # A computed zero, which is written down, unlike the default.
+    measured = replace(measured, cost=replace(measured.cost, **{name: float("0")}))
+    save(path, measured)
+    assert load(path, FACTS, REACH) == measured
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
