@@ -71,11 +71,13 @@ class PrefillDispatch:
         return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= num_tokens
 
     def _refused(self, state: RequestState) -> None:
-        """Handles a refused reservation. Real time takes the room that is pinned. So does a request with some KV in the
-        pool: otherwise it would wait forever for the other pinned ones."""
-        if not ((state.is_rt or state.num_cached) and self._requeuer.unpin_all()):
+        """Handles a refused reservation. Real time takes the room that is pinned, and asks again at once. So does a
+        request with some KV in the pool: otherwise it would wait forever for the other pinned ones."""
+        if (state.is_rt or state.num_cached) and self._requeuer.unpin_all():
+            self._pool.reserve(state, _num_tokens_to_reserve(state))
+        else:
             self._router.prefill_queue.refused(state)
-        self._requeuer.requeue(state)
+            self._requeuer.requeue(state)
 
     def _compute(self, state: RequestState) -> None:
         """Sends the prompt to the instance that the policy chooses."""

@@ -62,6 +62,26 @@ def test_a_request_that_was_dropped_goes_on_with_what_the_pool_has() -> None:
     assert (work.num_cached, work.output) == (6, [50, 60])
 
 
+def test_two_that_lost_their_instance_do_not_ask_a_full_pool_by_turns() -> None:
+    """Each has KV there that is pinned, and neither has room for the rest."""
+    script = Script(policy="aligned")
+    for key in (1, 2):
+        script.running(key, tier="be")
+        script.token(key)
+    script.take()
+    script.close(DECODE)
+    num_asked = 0
+    while asked := [message for _, message in script.take() if isinstance(message, Reserve)]:
+        num_asked += len(asked)
+        assert num_asked < 20
+        for each in asked:
+            script.say(POOL, Reserved(each.key, None, number=each.number))
+    # They ask again when there may be room.
+    script.tick(0.1)
+    asked = [message for _, message in script.take() if isinstance(message, Reserve)]
+    assert {each.key for each in asked} == {ONE, RequestKey(2)}
+
+
 def test_room_that_was_asked_for_a_request_that_is_dropped_is_released() -> None:
     """Whether the pool has answered, or is about to."""
     for is_answered in (True, False):
