@@ -32,7 +32,7 @@ from tests.fixed_work import SECONDS, FixedWork
 NUM_SLOWEST = 20
 # The tests of the two largest folders take less on a slow machine, and CI ends in time.
 LONGEST_SECOND_RUN_S = 1200.0
-# Shells let what they start in the background ignore SIGINT.
+# Shells make background commands ignore SIGINT.
 INTERRUPTIBLE = ("env", "--default-signal=INT")
 
 
@@ -151,7 +151,7 @@ class Timings:
             try:
                 said, _ = process.communicate(timeout=LONGEST_SECOND_RUN_S)
             except subprocess.TimeoutExpired:
-                said = f"it was stopped after {LONGEST_SECOND_RUN_S:g} s: {end(process)}"
+                said = f"{end(process)}\nit was stopped after {LONGEST_SECOND_RUN_S:g} s"
             except BaseException:
                 end(process)
                 raise

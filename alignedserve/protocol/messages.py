@@ -91,8 +91,8 @@ class InstanceLimits(Message):
     num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
     # Blocks of sliding groups are freed in steps of this many tokens: see kv_span.py.
     tile_tokens: Annotated[int, Meta(ge=1)] = TILE_TOKENS
-    # Whether a prefill instance saves all blocks of the columns that it saves, also with a window; and whether a pool
-    # lets no request find other columns (`Commit.first_whole`).
+    # A prefill instance: whether it saves all blocks of its columns, also with a window. A pool: whether it lets
+    # requests find only such columns (`Commit.first_whole`).
     saves_whole: bool = False
 
     @property

@@ -13,15 +13,10 @@ import msgspec
 from alignedserve.timing.cost import CostModel
 
 _FILE = Path(__file__).with_name("cost_presets.json")
-# A prefill may cost nothing beyond its tokens, and a copy may start at once. What is 0 unless it is given may also be
-# given as 0.
+# Fields whose default is 0 may also be 0. A prefill may cost nothing beyond its tokens, and a copy may start at once.
 _MAY_BE_ZERO = {field.name for field in msgspec.structs.fields(CostModel) if field.default == 0} | {
     "prefill_fixed_s",
     "prefill_attention_s",
-    "prefill_context_s",
-    "decode_far_s",
-    "num_near_tokens",
-    "experts_s",
     "latency_s",
     "fixed_s",
     "token_s",

@@ -81,5 +81,5 @@ def test_agents_compute_what_is_new_and_get_the_same_tokens_beside_a_kill(
         assert found["num_retold"] == 0
     assert plain["digest"] == killed["digest"] and plain["num_new"] == killed["num_new"]
     assert plain["num_computed"] == plain["num_not_cached"]
-    # It would be five times as many without a cache. A turn that is very early does not find the last answer.
-    assert plain["ratio"] < 3
+    # Without a cache the ratio is about 12. A turn that is very early does not find the last answer.
+    assert plain["ratio"] < 6 and len(plain["not_found"]) < NUM_AGENTS * (NUM_TURNS - 1)

@@ -12,7 +12,8 @@ import time
 
 # less than a scenario may take (tests/playing.py), so that a failure shows the screen
 LIMIT_S = 90.0
-# After so long a silence a key is typed again. A second Ctrl-C would end what the first one has only interrupted.
+# Seconds of silence after which a key is typed again. A second Ctrl-C would end what the first one has only
+# interrupted.
 PATIENCE_S = 15.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 

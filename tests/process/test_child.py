@@ -63,7 +63,7 @@ def test_an_answer_that_nobody_waits_for_is_nobody_elses(tmp_path: Path) -> None
             waiting.cancel()
             await asyncio.wait({asking, waiting})
             assert asking.cancelled() and waiting.cancelled()
-            # It answers now. Opened like this, the file blocks nobody if the child is gone.
+            # It answers now. Opening it for reading and writing never blocks, even if the child has exited.
             answering = os.open(path, os.O_RDWR)
             assert await pid_of(echo) == pid
             os.close(answering)

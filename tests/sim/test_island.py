@@ -68,7 +68,6 @@ def test_an_aborted_request_leaves_nothing() -> None:
 @pytest.mark.parametrize("link", ["host", "gloo"])
 @pytest.mark.parametrize("aborted_s", [0.0, 0.1, 0.3, 0.5])
 def test_what_is_aborted_is_gone_within_a_second(aborted_s: float, link: str) -> None:
-    """Whatever it is doing: 20 requests are in all phases."""
     island = small_island(link=link)
     island.submit(requests(20, every_s=0.0, output_len=300))
     island.start()
