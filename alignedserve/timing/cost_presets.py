@@ -13,7 +13,7 @@ import msgspec
 from alignedserve.timing.cost import CostModel
 
 _FILE = Path(__file__).with_name("cost_presets.json")
-# Fields whose default is 0 may also be 0. A prefill may cost nothing beyond its tokens, and a copy may start at once.
+# Fields that are 0 by default, and others: a prefill may cost nothing beyond its tokens, and a copy may start at once.
 _MAY_BE_ZERO = {field.name for field in msgspec.structs.fields(CostModel) if field.default == 0} | {
     "prefill_fixed_s",
     "prefill_attention_s",
