@@ -65,11 +65,13 @@ class Requeuer:
             self._pool.release([state.key])
 
     def unpin_all(self) -> bool:
-        """Makes all pinned KV in the pool spare. Returns whether there was any. The caller asks for that room at once.
-        Others must not: they would pin theirs again, and take turns with it."""
+        """Makes all pinned KV in the pool spare. Returns whether there was any. The caller asks for that room at once,
+        and real time that waits may ask too. Other best effort must not: it would pin its KV again, and take turns with
+        the caller."""
         pinned = self._router.prefill_queue.take_pinned()
         if pinned:
             self._pool.send(MakeSpare([state.key for state in pinned]))
+            self._router.prefill_queue.clear_refusals_of_rt()
         for state in pinned:
             self._router.demand.discard(state)
         return bool(pinned)

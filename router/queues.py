@@ -239,6 +239,9 @@ class PrefillQueue:
         for line in self._lines:
             line.is_refused = False
 
+    def clear_refusals_of_rt(self) -> None:
+        self._lines[self._policy.line(True)].is_refused = False
+
     # ---- prefixes in flight ------------------------------------------------------------------------------------------
 
     def prefix_found(self, state: RequestState) -> None:

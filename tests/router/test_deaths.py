@@ -82,6 +82,29 @@ def test_two_that_lost_their_instance_do_not_ask_a_full_pool_by_turns() -> None:
     assert {each.key for each in asked} == {ONE, RequestKey(2)}
 
 
+def test_real_time_asks_for_what_best_effort_has_let_go_at_once() -> None:
+    script = Script(policy="aligned")
+    for key in (1, 2):
+        script.running(key, tier="be")
+        script.token(key)
+    script.take()
+    script.close(DECODE)
+    script.submit(3)
+    asked = {message.key: message for _, message in script.take() if isinstance(message, Reserve)}
+    assert asked.keys() == {ONE, RequestKey(2), RequestKey(3)}
+    # When real time and the first one were refused, nothing was pinned.
+    for key in (RequestKey(3), ONE):
+        script.say(POOL, Reserved(key, None, number=asked[key].number))
+        assert not [message for _, message in script.take() if isinstance(message, Reserve | MakeSpare)]
+    script.say(POOL, Reserved(RequestKey(2), None, number=asked[RequestKey(2)].number))
+    sent = [message for _, message in script.take() if isinstance(message, Reserve | MakeSpare)]
+    assert sent[0] == MakeSpare([ONE])
+    assert [message.key for message in sent[1:] if isinstance(message, Reserve)] == [
+        RequestKey(2),
+        RequestKey(3),
+    ]
+
+
 def test_room_that_was_asked_for_a_request_that_is_dropped_is_released() -> None:
     """Whether the pool has answered, or is about to."""
     for is_answered in (True, False):
