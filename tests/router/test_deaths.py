@@ -62,14 +62,19 @@ def test_a_request_that_was_dropped_goes_on_with_what_the_pool_has() -> None:
     assert (work.num_cached, work.output) == (6, [50, 60])
 
 
-def test_two_that_lost_their_instance_do_not_ask_a_full_pool_by_turns() -> None:
-    """Each has KV there that is pinned, and neither has room for the rest."""
+def two_that_lost_their_instance() -> Script:
+    """Of best effort. Each has KV in the pool, and asks for room for the rest."""
     script = Script(policy="aligned")
     for key in (1, 2):
         script.running(key, tier="be")
         script.token(key)
     script.take()
     script.close(DECODE)
+    return script
+
+
+def test_two_that_lost_their_instance_do_not_ask_a_full_pool_by_turns() -> None:
+    script = two_that_lost_their_instance()
     num_asked = 0
     while asked := [message for _, message in script.take() if isinstance(message, Reserve)]:
         num_asked += len(asked)
@@ -83,12 +88,7 @@ def test_two_that_lost_their_instance_do_not_ask_a_full_pool_by_turns() -> None:
 
 
 def test_real_time_asks_for_what_best_effort_has_let_go_at_once() -> None:
-    script = Script(policy="aligned")
-    for key in (1, 2):
-        script.running(key, tier="be")
-        script.token(key)
-    script.take()
-    script.close(DECODE)
+    script = two_that_lost_their_instance()
     script.submit(3)
     asked = {message.key: message for _, message in script.take() if isinstance(message, Reserve)}
     assert asked.keys() == {ONE, RequestKey(2), RequestKey(3)}
