@@ -121,7 +121,10 @@ class Net:
         for each in ("ray", "home"):
             (home / each).mkdir(parents=True)
         _run("ip", "netns", "add", space)
-        _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+        # Another machine in the place of one that is gone has the same hardware address. Otherwise, others would send
+        # to the old one until their ARP entries have expired, which can take a minute.
+        eth0 = ("name", "eth0", "address", f"02:00:0a:d5:4d:{number:02x}", "netns", space)
+        _run("ip", "link", "add", link, "type", "veth", "peer", *eth0)
         _run("ip", "link", "set", link, "master", self.prefix, "up")
         _run("ip", "-n", space, "addr", "add", f"{self.ip(number)}/24", "dev", "eth0")
         for each in ("lo", "eth0"):
