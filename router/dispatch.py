@@ -55,6 +55,7 @@ class PrefillDispatch:
             self._refused(state)
             return
         self._pool.take(state, reserved)
+        self._router.prefill_queue.granted(state)
         self._router.prefill_queue.prefix_found(state)
         # If no KV in these blocks is usable, it gets others: these may be shared, and are not to be written again.
         is_usable = state.num_cached or not reserved.num_tokens

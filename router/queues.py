@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -28,6 +29,9 @@ OTHERS = 20
 MOST_REMEMBERED = 1024
 # The most requests that are found to wait for the prefix of another one in one event.
 MAX_HELD = 256
+# How many requests of a line ask the pool after it has refused one. In an overload with pools that are too small, 1
+# left 1.4 points less in time than 16, and 4 half a point: small requests pass one that does not fit.
+FEW_ASKING = 4.0
 # Fewer released requests are put back one by one. More are sorted in, which takes as long for one as for all.
 FEW_RELEASED = 32
 
@@ -72,6 +76,9 @@ class WaitingLine:
         self.num_emptied = 0
         # Whether the pool had no room for a request of this line. If so, nothing starts until blocks are released.
         self.is_refused = False
+        # How many requests of this line may ask the pool for blocks at once: few after a refusal, and twice as many
+        # with each grant. Otherwise, all that wait would ask each time that blocks are released for a few.
+        self.most_asking = math.inf
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -233,7 +240,11 @@ class PrefillQueue:
 
     def refused(self, state: RequestState) -> None:
         """Lets the request's line wait, because the pool has no room for the request."""
-        self._line_of(state).is_refused = True
+        line = self._line_of(state)
+        line.is_refused, line.most_asking = True, FEW_ASKING
+
+    def granted(self, state: RequestState) -> None:
+        self._line_of(state).most_asking *= 2
 
     def clear_refusals(self) -> None:
         for line in self._lines:
@@ -272,7 +283,9 @@ class PrefillQueue:
         return self._lines[line].num_emptied
 
     def is_refused(self, line: int) -> bool:
-        return self._lines[line].is_refused
+        classes = (is_rt for is_rt in (True, False) if self._policy.line(is_rt) == line)
+        num_asking = sum(map(self.reserving.count, classes))
+        return self._lines[line].is_refused or num_asking >= self._lines[line].most_asking
 
     def first(self, line: int, now: float) -> RequestState | None:
         for _ in range(MAX_HELD):

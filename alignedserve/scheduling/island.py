@@ -109,7 +109,8 @@ class PrefillQueue(Protocol):
         """Returns how often its last request has left it."""
 
     def is_refused(self, line: int) -> bool:
-        """Returns whether the pool has refused blocks for a request of this line, and none were released since."""
+        """Returns whether none of this line may ask the pool for blocks now: it has refused one and released none
+        since, or as many as it may still have room for are asking."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 

@@ -168,6 +168,39 @@ def test_no_room_in_the_pool_holds_prefill_until_something_is_released() -> None
     assert {message.key for _, message in script.take() if isinstance(message, Reserve)} == {2, 3}
 
 
+def test_few_ask_a_full_pool_each_time_that_room_may_be_there() -> None:
+    """Twice as many with each grant. A hundred that wait do not all ask for a few blocks."""
+    script = Script(policy="fcfs", prefill_window=1000)
+
+    def asked() -> list[RequestKey]:
+        return [message.key for _, message in script.take() if isinstance(message, Reserve)]
+
+    def refuse(keys: list[RequestKey]) -> None:
+        for key in keys:
+            script.say(POOL, Reserved(key, None))
+
+    for key in range(1, 101):
+        script.now += 0.001
+        script.submit(key)
+    first = asked()
+    assert len(first) == 100, "nothing was refused yet"
+    refuse(first)
+    for _ in range(3):
+        assert not asked()
+        script.tick(0.1)
+        assert (first := asked()) == [1, 2, 3, 4]
+        refuse(first)
+    script.tick(0.1)
+    assert asked() == [1, 2, 3, 4]
+    script.reserve(1)
+    assert asked() == [5, 6, 7, 8, 9], "one of eight has its answer"
+    refuse([RequestKey(2)])
+    script.reserve(3)
+    assert not asked(), "none does until blocks may have been released"
+    script.tick(0.1)
+    assert asked() == [2, 10], "six others of eight ask"
+
+
 def test_eviction_goes_to_the_pool_and_back() -> None:
     script = Script()
     script.running()
