@@ -77,6 +77,11 @@ class PoolDemand:
         """The pool blocks that best effort will need."""
         return self._num_be_own + self._prefixes.num_blocks[_BE]
 
+    @property
+    def common_share(self) -> float:
+        """The share of the pool blocks of all requests that others of them have as well."""
+        return 1 - self.num_blocks / self._num_counted if self._num_counted else 0.0
+
     def add(self, state: RequestState) -> None:
         """Counts a request that has started, or has exceeded its expected length. Safe to repeat."""
         if state.is_embedding:

@@ -74,6 +74,10 @@ class IslandView:
     def num_be(self) -> int:
         return self._demand.num_be
 
+    @property
+    def common_share(self) -> float:
+        return self._demand.common_share
+
     def expected_output(self, request: RoutedRequest) -> int:
         return self._demand.expected_output(self._requests[request.key])
 

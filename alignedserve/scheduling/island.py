@@ -306,6 +306,10 @@ class Island(Protocol):
     def num_be(self) -> int:
         """The number of running best-effort requests."""
 
+    @property
+    def common_share(self) -> float:
+        """The share of the running requests' KV that others of them have as well."""
+
     def expected_output(self, request: RoutedRequest) -> int:
         """Returns the number of tokens that its answer is expected to have in all."""
 

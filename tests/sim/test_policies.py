@@ -79,6 +79,28 @@ def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
+def test_best_effort_alone_is_batched_only_where_that_pays() -> None:
+    """Where lengths cost nothing, it is admitted in order of arrival. A batch with a common prefix reads it once."""
+    alone = [replace_arrival(each, tier="be") for each in mixed(300, rate=100.0)]
+    fcfs, aligned = (run(policy, "balanced", alone) for policy in ("fcfs", "aligned"))
+    assert aligned.max_over_mean_length > 0.95 * fcfs.max_over_mean_length
+    assert aligned.decode_tokens_per_busy_s > 0.99 * fcfs.decode_tokens_per_busy_s
+    # Two jobs of 1,024 and 4,096 common tokens, and some more of each line.
+    jobs = {0: (1, 2), 1: tuple(range(10, 18))}
+    common = [
+        replace_arrival(
+            each,
+            lengths=Lengths(512 * len(jobs[key % 2]) + 100, each.lengths.output),
+            hash_ids=(*jobs[key % 2], 100 + key),
+        )
+        for key, each in enumerate(alone)
+    ]
+    fcfs, aligned = (run(policy, "balanced", common) for policy in ("fcfs", "aligned"))
+    assert aligned.max_over_mean_length < 0.85 * fcfs.max_over_mean_length
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_with_room_for_everybody_nobody_waits_for_a_batch() -> None:
     workload = mixed(100, rate=4.0)
     fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))

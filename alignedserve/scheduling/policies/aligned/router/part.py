@@ -60,6 +60,7 @@ class AlignedRouter(RouterPart):
         # See `_keep_for_return`.
         self._kept: InstanceId | None = None
         self._turns = LostTurns()
+        self._likeness = batches.Likeness()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -218,8 +219,10 @@ class AlignedRouter(RouterPart):
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
             yield from self._turns.note(routing.assign_in_order(in_order, island.cluster), island.now)
+        elif (is_rt_known := self._is_rt_known(island.now)) or self._likeness.pays(island):
+            yield from batches.decide(island, self.config, is_rt_known)
         else:
-            yield from batches.decide(island, self.config, self._is_rt_known(island.now))
+            yield from batches.assign(island)
 
     def _fast_path(self, island: Island) -> list[Assign]:
         views = island.cluster.decodes
