@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -44,14 +45,15 @@ def found_by_lru(workload: Sequence[Arrival], num_ids: float) -> float:
     return num_found / num_all
 
 
-def line_of(name: str, ran: Ran) -> str:
+def line_of(name: str, ran: Ran, took_s: float) -> str:
     streams = [stream for stream in ran.streams if stream.times_s]
     ttfts_s = sorted(stream.times_s[0] - stream.request.arrival_s for stream in streams)
     num_found = sum(stream.num_reused for stream in streams)
     share = num_found / sum(len(stream.request.prompt) for stream in streams)
     return (
         f"{name:24} found {100 * share:5.1f} % of prompt tokens; TTFT p50 {ttfts_s[len(ttfts_s) // 2]:.2f} s, "
-        f"p99 {ttfts_s[int(0.99 * len(ttfts_s))]:.2f} s; {len(streams)} requests"
+        f"p99 {ttfts_s[int(0.99 * len(ttfts_s))]:.2f} s; {len(streams)} requests; "
+        f"simulated in {took_s:.0f} s of processor time"
     )
 
 
@@ -85,8 +87,10 @@ def main() -> None:
                 f"{100 * found_by_lru(fitting, math.inf):.1f} %",
                 flush=True,
             )
+        began_s = time.process_time()
         ran = scenario.simulate(fitting)
-        print(line_of("with prefix caching" if enable_prefix_caching else "without", ran), flush=True)
+        took_s = time.process_time() - began_s
+        print(line_of("with prefix caching" if enable_prefix_caching else "without", ran, took_s), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ LAYOUTS = (
     *(Layout(1, 1, 0), Layout(2, 1, 0), Layout(1, 2, 0), Layout(3, 1, 0)),
     *(Layout(1, 3, 0), Layout(2, 2, 0), Layout(4, 4, 0)),
 )
-# Published fits (DistServe's), and grids measured on an H200.
+# Published fits (DistServe's), and models on an H200 whose times are worked out from its figures.
 MACHINES = ("opt-13b/a100-80gb", "opt-66b/a100-80gb-tp4", "qwen3-30b-a3b/h200", "mixtral-8x7b/h200")
 SPREADS = (1.0, 1.5, 2.2, 3.0)
 KERNELS = (*8 * ("balanced",), "plain", "padded")
