@@ -188,7 +188,8 @@ def test_few_ask_a_full_pool_each_time_that_room_may_be_there() -> None:
     for _ in range(3):
         assert not asked()
         script.tick(0.1)
-        assert (first := asked()) == [1, 2, 3, 4]
+        first = asked()
+        assert first == [1, 2, 3, 4]
         refuse(first)
     script.tick(0.1)
     assert asked() == [1, 2, 3, 4]

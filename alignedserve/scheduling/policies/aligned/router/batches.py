@@ -5,8 +5,8 @@ one is admitted. Meanwhile the instance is offered pooled requests with lengths 
 Batches mix there, because RT does not wait for requests of its own length.
 
 **With best effort (BE) alone**, batches pay if they save more of the iterations' time than they cost (`Likeness`).
-Otherwise each request is assigned as soon as it fits. If they pay, an instance runs one batch at a time. Pooled requests
-of similar length join it while there are any, and the others are held back. The next batch replaces it when
+Otherwise each request is assigned as soon as it fits. If they pay, an instance runs one batch at a time. Pooled
+requests of similar length join it while there are any, and the others are held back. The next batch replaces it when
 
 - the running batch has shrunk and no more requests join it,
 - or a request has been held back for long,
