@@ -42,7 +42,7 @@ MAX_LOOKED_AT = 64
 # What batches of BE alone cost, as a share of its throughput: they leave memory unused, and move KV. It was 4 to 7 % in
 # simulation (OPT-13B on an A100, documents).
 BATCHES_COST = 0.05
-# Whether batches pay is asked again after so many changes of the queue.
+# The number of changes of the queue after which it is computed again whether batches pay.
 CHANGES = 32
 # Width of the quad-tree's leaves, in tokens. Each level above is four times as wide.
 LEAF_WIDTH = 16
