@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house.imports import all_imports, rings
+from benchmarks.house.imports import all_imports, between_folders, hard_imports, rings
 from benchmarks.house.source import product
 
 ROOT = Path(__file__).parent.parent
@@ -177,6 +177,12 @@ def test_imports_point_one_way(folder: str) -> None:
 def test_modules_have_no_cycle() -> None:
     """Imports in functions, and those for types, count too."""
     assert rings(all_imports(product())) == []
+
+
+def test_folders_have_no_cycle() -> None:
+    """A folder counts without the folders in it."""
+    sources = product()
+    assert rings(between_folders(sources, hard_imports(sources))) == []
 
 
 def test_packages_have_no_cycle() -> None:
