@@ -10,7 +10,7 @@ import ray
 from alignedserve.instance.config import InstanceConfig
 
 if TYPE_CHECKING:
-    from alignedserve.instance.process import InstanceProcess
+    from alignedserve.instance.process.base import InstanceProcess
 
 
 class InstanceShell(ABC):
