@@ -105,8 +105,7 @@ class SimIsland:
                 tile_tokens=config.decode.tile_tokens,
                 saves_whole=True,
             ),
-            config.decode.decode_span,
-            config.promised_share,
+            PoolConfig(span=config.decode.decode_span, promised_share=config.promised_share),
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]
