@@ -137,8 +137,8 @@ def run(args: argparse.Namespace, keeps_answers: bool, promised_share: float) ->
     limits = InstanceLimits(COST.num_kv_tokens // BLOCK_SIZE, BLOCK_SIZE, 256, 8192, 32768)
     config = IslandConfig(
         COST,
-        limits,
-        limits,
+        prefill=limits,
+        decode=limits,
         num_prefill=2,
         num_decode=2,
         num_colocated=args.colocated,

@@ -76,8 +76,8 @@ def run(kind: type[SimIsland], args: Namespace) -> tuple[Seen, int, float]:
     limits = InstanceLimits(args.blocks, BLOCK_SIZE, 256, 2048, max(4096, 2 * length))
     config = IslandConfig(
         COST,
-        limits,
-        limits,
+        prefill=limits,
+        decode=limits,
         pool_blocks=args.pool_blocks or args.lines * (length + NUM_OUTPUT) // BLOCK_SIZE * 2,
         num_prefill=args.prefill,
         num_decode=args.decode,

@@ -16,7 +16,6 @@ from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId
@@ -33,9 +32,7 @@ class PoolProcessConfig:
     form: BlockFormat
     num_blocks: int
     log: LogConfig = field(default_factory=LogConfig)
-    # See PoolConfig.
-    span: KvSpan | None = None
-    promised_share: float = PoolConfig.promised_share
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 class PoolProcess:
@@ -59,8 +56,7 @@ class PoolProcess:
             Segment.unlink(segment.name)
 
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
-        config = PoolConfig(span=self._config.span, promised_share=self._config.promised_share)
-        pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), config)
+        pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), self._config.pool)
         shell = PoolShell(pool, lambda message: connection.send(message), lambda: connection.is_up)
         connection = RouterConnection(
             self._config.router, lambda: _hello(self._config, segment, pool, epoch), shell
@@ -108,7 +104,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
-    window = config.span.window if config.span else 0
+    window = config.pool.span.window if config.pool.span else 0
     limits = InstanceLimits(segment.num_blocks, config.form.block_size, window=window, saves_whole=True)
     return Hello(
         role="kvpool",

@@ -23,6 +23,7 @@ from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
+from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
@@ -187,8 +188,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         form,
         num_pool_blocks,
         log,
-        span=_span_where_it_decodes(settings, model),
-        promised_share=settings.launch.pool_promised_share,
+        _pool_config(settings, model),
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
@@ -373,12 +373,10 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
     return math.floor(10_000 / num_sharing) / 10_000
 
 
-def _span_where_it_decodes(settings: Settings, model: Location) -> KvSpan | None:
-    """Returns the part of a request's KV that a decode instance holds; None if that is all of it."""
+def _pool_config(settings: Settings, model: Location) -> PoolConfig:
     groups = choose_layer_groups(settings.engine, model.config, settings.scheduling.share_blocks)
-    if not groups.window:
-        return None
-    return KvSpan.of(groups, settings.engine.block_size, max_step=1)
+    span = KvSpan.of(groups, settings.engine.block_size, max_step=1) if groups.window else None
+    return PoolConfig(span=span, promised_share=settings.launch.pool_promised_share)
 
 
 def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:

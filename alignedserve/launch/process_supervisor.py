@@ -21,13 +21,12 @@ from ray.exceptions import (
 )
 
 from alignedserve.launch.control import RestartFailed
+from alignedserve.process import HANG_S
 
 # seconds that a process gets to be up again, or three times the time of its first start, if that is more
 RESTART_S = 60.0
 # the most deaths in a row without being up
 MAX_DEATHS = 4
-# A process that is down for HANG_S seconds and has not ended hangs. Ray reports an end within two seconds.
-HANG_S = 10.0
 _RETRY_S = 0.2
 
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
+from alignedserve.launch.process_supervisor import ProcessFailed
 from alignedserve.launch.store import StoreLocation, end_process, until_answering
+from alignedserve.process import HANG_S
 from alignedserve.store.server import PrivateServer
 
 # seconds between attempts to start Redis again, at first and at most. Real-time traffic goes on without it.

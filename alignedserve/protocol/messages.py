@@ -28,6 +28,8 @@ from alignedserve.version import __version__
 ROLES = ("kvpool", "prefill", "decode", "colocated", "gateway", "launcher")
 # Roles between which an instance may change: see TakeRole.
 ROLES_THAT_CHANGE = (PREFILL, DECODE) = ("prefill", "decode")
+# The seconds after which a gateway first submits a rejected request again, and how often they double.
+RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -322,6 +324,14 @@ class Rejected(Message):
     # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be that fast).
     reason: str
     message: str
+
+    def wait_s(self, num_submitted: int) -> float | None:
+        """Returns the seconds after which a gateway submits the request again, if it was accepted before; None: this is
+        final."""
+        if num_submitted < 2 or self.reason in ("too_long", "slo"):
+            return None
+        # After a restart thousands of accepted requests may be rejected at once, so the delay grows.
+        return RESUBMIT_S * 2.0 ** min(num_submitted - 2, MAX_DOUBLED)
 
 
 # ---- router to pool, and back ---------------------------------------------------------------------------------------

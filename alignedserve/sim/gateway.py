@@ -21,11 +21,6 @@ from alignedserve.sim.process import SimProcess
 from alignedserve.sim.world import World
 from alignedserve.types import InstanceId, RequestKey
 
-# As in islands/island.py: seconds, how often they are doubled, and the reasons for which a request is not submitted
-# again.
-RESUBMIT_S, MAX_DOUBLED = 0.25, 4
-NEVER = ("too_long", "slo")
-
 
 @dataclass(slots=True)
 class Stream:
@@ -118,11 +113,11 @@ class SimGateway(SimProcess):
 
     def _rejected(self, rejected: Rejected) -> None:
         """Submits a request that was accepted before until it is accepted again, as islands/island.py does."""
-        stream = self.open.get(rejected.key)
-        if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
-            num_doubled = min(stream.num_submitted - 2, MAX_DOUBLED)
-            self.after(RESUBMIT_S * 2**num_doubled, partial(self._submit_again, stream, stream.num_submitted))
-        elif stream:
+        if (stream := self.open.get(rejected.key)) is None:
+            return
+        if (wait_s := rejected.wait_s(stream.num_submitted)) is not None:
+            self.after(wait_s, partial(self._submit_again, stream, stream.num_submitted))
+        else:
             self._end(stream, rejected.reason)
 
     def _submit_again(self, stream: Stream, num_submitted: int) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+# Requests per second.
+MAX_RATE = 1e4
+
 
 @dataclass
 class Goodput:
@@ -20,11 +23,10 @@ def find_goodput(
     target: float = 0.9,
     growth: float = 1.5,
     precision: float = 0.02,
-    max_rate: float = 1e4,
 ) -> Goodput:
     """Finds the rate; assumes that attainment falls with it. `precision`: relative error of the rate."""
     for name, value, is_allowed, allowed in (
-        ("first_rate", first_rate, 0 < first_rate <= max_rate, f"above 0, up to max_rate={max_rate}"),
+        ("first_rate", first_rate, 0 < first_rate <= MAX_RATE, f"above 0, up to max_rate={MAX_RATE}"),
         ("growth", growth, growth > 1, "above 1"),
         ("precision", precision, precision > 0, "above 0"),
     ):
@@ -39,8 +41,8 @@ def find_goodput(
     low, high = 0.0, first_rate
     while is_good(high):
         low, high = high, high * growth
-        if high > max_rate:
-            raise ValueError(f"max_rate={max_rate}: attainment at {low} is still {found.tried[-1][1]}")
+        if high > MAX_RATE:
+            raise ValueError(f"max_rate={MAX_RATE}: attainment at {low} is still {found.tried[-1][1]}")
     while low > 0 and high - low > precision * low:
         middle = (low + high) / 2
         low, high = (middle, high) if is_good(middle) else (low, middle)

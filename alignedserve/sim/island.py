@@ -27,32 +27,39 @@ from alignedserve.types import InstanceId
 
 
 @dataclass(frozen=True)
-class IslandConfig:
+class IslandSettings:
+    """All of an island's configuration but sizes of memory and of steps."""
+
     cost: CostModel
-    prefill: InstanceLimits
-    decode: InstanceLimits
-    # Whole columns.
-    pool_blocks: int
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
     num_prefill: int = 1
     num_decode: int = 1
     # Colocated instances, in place of the prefill and decode instances.
     num_colocated: int = 0
-    num_gateways: int = 1
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # Which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
-    router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
-    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # The share of a prefill instance's blocks that is kept for candidates. With the link "host" none are staged.
-    staging_share: float = 0.5
-    # Whether prompts are distinguished by their tokens, so that equal prefixes share KV.
-    enable_prefix_caching: bool = False
-    # See PoolConfig.
-    promised_share: float = PoolConfig.promised_share
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
     overhead: Overhead = NO_OVERHEAD
-    # See World.
+    # Whether prompts are distinguished by their tokens, so that equal prefixes share KV.
+    enable_prefix_caching: bool = False
+    # See World. May be False if only figures are needed.
     is_checked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandConfig(IslandSettings):
+    prefill: InstanceLimits
+    decode: InstanceLimits
+    # Whole columns.
+    pool_blocks: int
+    num_gateways: int = 1
+    # The share of a prefill instance's blocks that is kept for candidates. With the link "host" none are staged.
+    staging_share: float = 0.5
+    # See PoolConfig.
+    promised_share: float = PoolConfig.promised_share
+    # See World.
     check_share: float = 1.0
 
     def ids_of(self, role: str) -> list[InstanceId]:
@@ -98,8 +105,7 @@ class SimIsland:
                 tile_tokens=config.decode.tile_tokens,
                 saves_whole=True,
             ),
-            config.decode.decode_span,
-            config.promised_share,
+            PoolConfig(span=config.decode.decode_span, promised_share=config.promised_share),
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]

@@ -23,20 +23,6 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
-# In the order of an undisturbed life. Most events can happen again.
-EVENTS = (
-    "arrived",
-    "prefill begins",
-    "first token",
-    "saved",
-    "stage begins",
-    "staged",
-    "offered",
-    "admitted",
-    "evicted",
-    "finished",
-)
-
 
 # There are many of these two. A struct is faster to create than a dataclass.
 class LifeEvent(msgspec.Struct):

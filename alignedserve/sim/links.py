@@ -126,11 +126,6 @@ class SharedLinks:
         self._add_load(flow.crossings)
         return []
 
-    @property
-    def next_end_s(self) -> float:
-        """When the next flow ends if none joins or leaves before; infinite without flows."""
-        return min((flow.end_s for flow in self._flows), default=inf)
-
     def _share(self, now: float, freed: Sequence[Crossing] = ()) -> list[Flow]:
         crossings = [*freed, *(each for flow in self._flows for each in flow.crossings)]
         self._count(crossings, now)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -18,18 +17,12 @@ class SimPool(SimProcess):
     world: World
 
     def __init__(
-        self,
-        world: World,
-        instance_id: InstanceId,
-        limits: InstanceLimits,
-        span: KvSpan,
-        promised_share: float = PoolConfig.promised_share,
+        self, world: World, instance_id: InstanceId, limits: InstanceLimits, config: PoolConfig
     ) -> None:
-        """`limits`: counts whole columns. `span`: the blocks of a request at a decode instance."""
+        """`limits`: counts whole columns."""
         super().__init__(world, instance_id)
         self._limits = limits
-        self._span = span
-        self._promised_share = promised_share
+        self._config = config
         self._num_segments = 0
         self.segment = self._new_segment()
 
@@ -45,7 +38,7 @@ class SimPool(SimProcess):
             f"segment-{self._num_segments}",
             self._limits.num_blocks,
             self._limits.block_size,
-            self._span.num_groups,
+            self._config.span.num_groups if self._config.span else 1,
         )
         self.world.segments[segment.name] = segment
         return segment
@@ -55,9 +48,7 @@ class SimPool(SimProcess):
 
     def begin(self) -> PoolShell:
         """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
-        span = self._span if self._span.window else None
-        config = PoolConfig(span=span, promised_share=self._promised_share)
-        self.core = Pool(self.segment.owners, self._limits.block_size, self.now(), config)
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.now(), self._config)
         self._shell = PoolShell(self.core, self.send, lambda: self._link.is_up, self.now)
         self.after(TICK_S, self._tick)
         return self._shell

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 
 from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import num_restored_blocks
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits, Request
-from alignedserve.router.config import RouterConfig
-from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.host_links import Sharing
-from alignedserve.sim.island import IslandConfig, SimIsland
+from alignedserve.sim.island import IslandConfig, IslandSettings, SimIsland
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request, prompt_of
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Objectives, Report, make_report
 from alignedserve.sim.trace import Arrival, Lengths
-from alignedserve.sim.world import NO_OVERHEAD, Overhead
-from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
 # Seconds of virtual time without progress after which a request counts as stuck.
@@ -31,13 +25,9 @@ STUCK_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Scenario:
-    cost: CostModel
-    router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
-    num_prefill: int = 1
-    num_decode: int = 1
-    # Colocated instances, in place of the prefill and decode instances.
-    num_colocated: int = 0
+class Scenario(IslandSettings):
+    """Instances have the blocks for which the cost model has memory."""
+
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -45,20 +35,10 @@ class Scenario:
     # Bytes of host memory that hold KV.
     pool_bytes: float = 256e9
     slo: Objectives = field(default_factory=Objectives)
-    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # Which copies share bandwidth.
-    sharing: Sharing = field(default_factory=Sharing)
-    # Returns the output length of a request that is known beforehand.
-    foresee: Foresee = nothing
-    overhead: Overhead = NO_OVERHEAD
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
-    # Whether prompts are distinguished by their hash ids, so that equal prefixes share KV.
-    enable_prefix_caching: bool = False
     # The model's layers, if an instance holds blocks of some only for a window.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
-    # See World. May be False if only figures are needed.
-    is_checked: bool = True
 
     def island(self) -> SimIsland:
         span = self.span
@@ -76,20 +56,10 @@ class Scenario:
             num_sliding_groups=span.num_sliding_groups,
         )
         config = IslandConfig(
-            cost=self.cost,
+            **{each.name: getattr(self, each.name) for each in fields(IslandSettings)},
             prefill=limits,
             decode=limits,
             pool_blocks=int(self.pool_bytes / (self.block_size * self.cost.pool_bytes_per_token)),
-            num_prefill=self.num_prefill,
-            num_decode=self.num_decode,
-            num_colocated=self.num_colocated,
-            sharing=self.sharing,
-            router=self.router,
-            scheduling=self.scheduling,
-            enable_prefix_caching=self.enable_prefix_caching,
-            foresee=self.foresee,
-            overhead=self.overhead,
-            is_checked=self.is_checked,
         )
         return SimIsland(config)
 

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from alignedserve.process import HANG_S
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.pool import SimPool
 from alignedserve.types import InstanceId
 from alignedserve.vopr.history import ROUTER, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
 
-# As in launch/process_supervisor.py: a process that is down for this many seconds and has not ended hangs.
-HANG_S = 10.0
 # The share of a router's silence after which all processes have left it.
 _LEFT_AFTER = 1.4
 # Seconds after which a process that was asked to stop is killed, and seconds between two checks of it.

@@ -16,6 +16,7 @@ from typing import Any
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
+from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.kvpool.process import PoolProcessConfig, segments
 from alignedserve.kvpool.segment import Segment
 from alignedserve.launch.ports import free_port
@@ -240,7 +241,7 @@ class Processes:
             self.setup.form.in_pool(self.setup.pool_kv_dtype),
             self.setup.num_pool_blocks,
             self.setup.log,
-            span=self.setup.span,
+            PoolConfig(span=self.setup.span),
         )
 
     def _gateway(self) -> GatewayConfig:

@@ -18,6 +18,7 @@ from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.gateway.islands import island as island_module
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
+from alignedserve.protocol import messages
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
 from alignedserve.types import InstanceId
@@ -465,7 +466,7 @@ def test_a_failure_in_mid_stream_is_told_in_the_stream() -> None:
 
 
 def test_streams_survive_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(island_module, "RESUBMIT_S", 0.01)
+    monkeypatch.setattr(messages, "RESUBMIT_S", 0.01)
 
     async def scenario() -> None:
         async with served() as at:
@@ -496,8 +497,8 @@ def test_streams_survive_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_router_is_asked_again_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands may ask it."""
-    monkeypatch.setattr(island_module, "RESUBMIT_S", 0.01)
-    monkeypatch.setattr(island_module, "MAX_DOUBLED", 2)
+    monkeypatch.setattr(messages, "RESUBMIT_S", 0.01)
+    monkeypatch.setattr(messages, "MAX_DOUBLED", 2)
 
     async def scenario() -> None:
         async with served() as at:
@@ -527,7 +528,7 @@ def test_a_full_router_is_asked_again_ever_more_seldom(monkeypatch: pytest.Monke
 def test_who_asked_a_new_router_does_not_ask_it_again_for_the_sake_of_an_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(island_module, "RESUBMIT_S", 1.0)
+    monkeypatch.setattr(messages, "RESUBMIT_S", 1.0)
 
     async def scenario() -> None:
         async with served() as at:

@@ -297,14 +297,14 @@ def test_a_block_of_the_pool_has_those_of_all_groups_and_the_pool_knows_what_dec
     assert plan.form.num_groups == 7 and plan.form.column_bytes == 7 * 5 * 2 * 4 * 16 * 256 * 2
     assert plan.num_pool_blocks == DEFAULT_POOL_BYTES // plan.form.column_bytes
     pool = plan.processes[1].config
-    assert (pool.form, pool.span) == (plan.form, KvSpan(16, 1024, 1, 1, 6))
+    assert (pool.form, pool.pool.span) == (plan.form, KvSpan(16, 1024, 1, 1, 6))
     with pytest.raises(ValueError, match="holds 255 blocks of 2293760 bytes, .* needs 256"):
         wanted = told(engine, pool_memory_bytes=256 * plan.form.column_bytes - 1)
         plan_island(wanted, gemma, NODE, "prefix")
 
 
 def test_a_pool_whose_model_has_no_window_counts_what_it_has() -> None:
-    assert island(told()).processes[1].config.span is None
+    assert island(told()).processes[1].config.pool.span is None
 
 
 def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:

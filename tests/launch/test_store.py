@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from alignedserve.launch.config import LaunchConfig
-from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
+from alignedserve.launch.process_supervisor import ProcessFailed
 from alignedserve.launch.store import StoreLocation, locate_store
 from alignedserve.launch.store_supervisor import (
     MAX_RETRY_S,
@@ -25,6 +25,7 @@ from alignedserve.launch.store_supervisor import (
     RestartPauses,
     StoreSupervisor,
 )
+from alignedserve.process import HANG_S
 from alignedserve.store import FileId, Store, StoreAway
 from alignedserve.store.redis_store import RedisStore
 

@@ -24,11 +24,11 @@ def joined(links: SharedLinks, *crossed: SharedLink, peak: float = 10.0, num_byt
 def test_two_flows_over_one_link_halve_it_and_the_rest_goes_on_alone() -> None:
     links, root = SharedLinks(), SharedLink("root", 10.0)
     short, long = joined(links, root, num_bytes=50), joined(links, root, num_bytes=100)
-    assert (short.rate, long.rate) == (5.0, 5.0) and links.next_end_s == short.end_s == 10.0
+    assert (short.rate, long.rate) == (5.0, 5.0) and (short.end_s, long.end_s) == (10.0, 20.0)
     assert links.leave(short, 10.0) == [long]
     # the 50 bytes that are left move at the full rate
-    assert long.rate == 10.0 and links.next_end_s == long.end_s == 15.0
-    assert links.leave(long, 15.0) == [] and links.next_end_s == inf
+    assert long.rate == 10.0 and long.end_s == 15.0
+    assert links.leave(long, 15.0) == []
     assert (root.num_bytes, root.busy_s, root.limiting_s) == (150.0, 15.0, 10.0)
 
 

@@ -42,15 +42,9 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 
-# A request that was accepted before and is now rejected is submitted again after RESUBMIT_S seconds. The delay doubles
-# with each rejection, at most MAX_DOUBLED times.
-RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 # Seconds without a router after which its open requests fail.
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
-
-# Reasons for rejection that are final: submitting again would not help.
-NEVER = ("too_long", "slo")
 
 
 @dataclass(eq=False)
@@ -271,10 +265,7 @@ class IslandClient:
         entry = self._open.get(rejected.key)
         if entry is None:
             return
-        if entry.num_submitted > 1 and rejected.reason not in NEVER:
-            # After a restart thousands of accepted requests may be rejected at once, so the delay grows.
-            num_doubled = min(entry.num_submitted - 2, MAX_DOUBLED)
-            wait_s = RESUBMIT_S * 2**num_doubled
+        if (wait_s := rejected.wait_s(entry.num_submitted)) is not None:
             asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry, entry.num_submitted)
             return
         del self._open[rejected.key]

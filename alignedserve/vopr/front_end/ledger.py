@@ -32,9 +32,6 @@ class Ledger(StoreObserver):
         # The accepted jobs in their current state.
         self.jobs: dict[JobId, JobRecord] = {}
         self.num_stored: Counter[JobId] = Counter()
-        # Results for lines that already had one: those lines ran twice.
-        self.num_ignored = 0
-        self.num_taken = 0
         self._clock = clock
         self._quiet = quiet
         self._holders: dict[JobId, Lease] = {}
@@ -91,7 +88,6 @@ class Ledger(StoreObserver):
                 self._check_lapsed(before)
             self._holders[lease.job_id] = lease
             self._renewed[lease] = self._clock.now, seconds
-            self.num_taken += 1
 
     def _check_lapsed(self, lease: Lease) -> None:
         renewed_s, seconds = self._renewed[lease]
@@ -114,11 +110,10 @@ class Ledger(StoreObserver):
 
     def _put_result(self, _: None, lease: Lease, owner: str, line: int, result: LineResult, *__: Any) -> None:
         self._changes(lease)
-        if (lease.job_id, line) in self._results:
-            self.num_ignored += 1
-            return
-        self._results[lease.job_id, line] = result
-        self.num_stored[lease.job_id] += 1
+        # A line may run twice. Its first result counts.
+        if (lease.job_id, line) not in self._results:
+            self._results[lease.job_id, line] = result
+            self.num_stored[lease.job_id] += 1
 
     def _results_read(self, found: Sequence[LineResult | None], job_id: JobId, lines: Sequence[int]) -> None:
         for line, result in zip(lines, found, strict=False):
