@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.process import InstanceProcess
+from alignedserve.instance.process.base import InstanceProcess
 from alignedserve.transport.channel import Identity
 
 

@@ -22,7 +22,7 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.iteration_times import IterationForecast
 from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits, Work
-from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.scheduling.policy import DecodePart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InstanceId, RequestKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.process import InstanceProcess
+from alignedserve.instance.process.base import InstanceProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.data_path import allocator

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.protocol.messages import Work
-from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.scheduling.policy import PrefillPart
 from alignedserve.types import RequestKey
 
 

@@ -2,7 +2,7 @@
 
 Closing the connection is not enough: a process that hangs, or has not noticed, would continue its current copy. So the
 router continues without a process only when that process can't write any more. Either it has ended, or it has sent
-Hello again, which it does after dropping everything (`instance/process.py`). A process that does neither for long is
+Hello again, which it does after dropping everything (`instance/process/`). A process that does neither for long is
 killed. Only a process that has the pool's memory mapped is killed, because such a process is one of the island's.
 """
 

@@ -11,7 +11,7 @@ from alignedserve.router.prefixes_in_flight import PrefixesInFlight
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.views import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest, Urgency
-from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.scheduling.policy import RouterPart
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 

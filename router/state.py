@@ -15,7 +15,7 @@ from alignedserve.router.queues import DecodeQueue, PrefillQueue
 from alignedserve.router.requests import RequestCounts, RequestTable
 from alignedserve.router.views import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest
-from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.scheduling.policy import RouterPart
 from alignedserve.types import RequestKey
 
 

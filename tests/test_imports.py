@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.imports import all_imports, between_folders, hard_imports, rings
+from benchmarks.house.source import product
+
 ROOT = Path(__file__).parent.parent
 # The engine, the kernels and what they stand on run in any process, with these and nothing else installed.
 DATA_PLANE = ["alignedserve/engine", "alignedserve/ops", "alignedserve/models", "kernels"]
@@ -168,6 +171,17 @@ def test_imports_point_one_way(folder: str) -> None:
         ours = {name for name in imports_of(path) if name.split(".")[0] in OURS}
         foreign = {name for name in ours if not is_within(name, {itself} | MAY_IMPORT[folder])}
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_modules_have_no_cycle() -> None:
+    """Imports in functions, and those for types, count too."""
+    assert rings(all_imports(product())) == []
+
+
+def test_folders_have_no_cycle() -> None:
+    """A folder counts without the folders in it."""
+    sources = product()
+    assert rings(between_folders(sources, hard_imports(sources))) == []
 
 
 def test_packages_have_no_cycle() -> None:

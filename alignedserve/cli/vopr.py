@@ -122,7 +122,7 @@ class _Choice:
         return make_plan(seed, self.policies, self.systems)
 
     def history(self, seed: int, aims: Sequence[str]) -> History:
-        from alignedserve.vopr.run import history_of
+        from alignedserve.vopr.runs.run import history_of
 
         return history_of(seed, self.policies, self.systems, aims)
 
@@ -135,7 +135,7 @@ class _Choice:
 def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
     """Replays a history. Returns whether it failed."""
     from alignedserve.vopr.event_logs import open_in
-    from alignedserve.vopr.run import run
+    from alignedserve.vopr.runs.run import run
     from alignedserve.vopr.tally import RunTally
 
     for field, value in vars_of(history):
@@ -167,7 +167,7 @@ def vars_of(history: History) -> list[tuple[str, object]]:
 
 
 def _shrink(history: History, path: Path) -> None:
-    from alignedserve.vopr.shrink import Shrinker
+    from alignedserve.vopr.runs.shrink import Shrinker
 
     # Each run would repeat the logs of the simulated processes.
     logging.disable()
@@ -182,7 +182,7 @@ def _shrink(history: History, path: Path) -> None:
 
 
 def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
-    from alignedserve.vopr.search import Tried, search
+    from alignedserve.vopr.runs.search import Tried, search
     from alignedserve.vopr.tally import RunTally
 
     tally, begun_s, failures = RunTally(), time.monotonic(), list[Tried]()

@@ -11,7 +11,7 @@ import ray
 if TYPE_CHECKING:
     from alignedserve.gateway.process import GatewayProcess
     from alignedserve.instance.config import InstanceConfig
-    from alignedserve.instance.process import InstanceProcess
+    from alignedserve.instance.process.base import InstanceProcess
     from alignedserve.kvpool.process import PoolProcess
     from alignedserve.router.process import RouterProcess
 

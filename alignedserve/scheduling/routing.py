@@ -21,6 +21,8 @@ from alignedserve.types import InstanceId
 # Prompts that may wait at a colocated instance per request that it can run, so that it can choose among them. Those
 # behind them wait at the router.
 NUM_CHOICES = 4
+# The lines of a router part with two.
+REAL_TIME, BEST_EFFORT = 0, 1
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 

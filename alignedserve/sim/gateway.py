@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import (
     Abort,
@@ -19,11 +18,8 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.sim import model
 from alignedserve.sim.process import SimProcess
+from alignedserve.sim.world import World
 from alignedserve.types import InstanceId, RequestKey
-
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
-
 
 # As in islands/island.py: seconds, how often they are doubled, and the reasons for which a request is not submitted
 # again.
@@ -54,6 +50,7 @@ class Stream:
 
 class SimGateway(SimProcess):
     role = "gateway"
+    world: World
 
     def __init__(self, world: World, instance_id: InstanceId, max_model_len: int) -> None:
         super().__init__(world, instance_id)

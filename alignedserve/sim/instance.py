@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -31,17 +30,16 @@ from alignedserve.sim.host_links import Ports
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
 from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
+from alignedserve.sim.world import World
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId
-
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
 
 
 class SimInstance(SimProcess):
     drops_orders = True
     worker_class: type[PrefillWorker] | type[DecodeWorker]
+    world: World
     engine: SimEngine
     transfers: SimTransfers
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
@@ -11,14 +9,13 @@ from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
+from alignedserve.sim.world import World
 from alignedserve.types import InstanceId
-
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
 
 
 class SimPool(SimProcess):
     role = "kvpool"
+    world: World
 
     def __init__(
         self,

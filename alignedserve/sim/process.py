@@ -4,18 +4,16 @@ killed."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import ConnectionHandler, RouterConnection
 from alignedserve.protocol.host import Connecting
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
+from alignedserve.router.router import Router
+from alignedserve.sim.clock import Clock
 from alignedserve.sim.host import SimHost
 from alignedserve.types import Epoch, InstanceId
-
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
-
 
 # Greater than the ids of all other processes of a simulation.
 _FIRST_PID = 1000
@@ -23,12 +21,33 @@ _FIRST_PID = 1000
 _ADDRESS = RouterAddress("router", 1, "")
 
 
+class IslandRouter(Protocol):
+    """The router, as the island's other processes use it."""
+
+    # None while the router is down.
+    core: Router | None
+
+    def connect(self, process: SimProcess, hello: Callable[[], Hello], handler: Connecting) -> None: ...
+
+    def has_left(self, process: SimProcess) -> bool:
+        """Returns whether it has closed the process's connection, even if the process has not noticed yet."""
+
+
+class ProcessWorld(Protocol):
+    """The part of the world that each process uses."""
+
+    clock: Clock
+    router: IslandRouter
+
+    def next_epoch(self) -> Epoch: ...
+
+
 class SimProcess(SimHost):
     role: str
     # Whether it connects again only after it has dropped all orders.
     drops_orders: ClassVar[bool] = False
 
-    def __init__(self, world: World, instance_id: InstanceId) -> None:
+    def __init__(self, world: ProcessWorld, instance_id: InstanceId) -> None:
         super().__init__(world.clock)
         self.world = world
         self.instance_id = instance_id

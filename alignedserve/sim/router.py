@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from alignedserve.protocol.host import Connecting
 from alignedserve.protocol.messages import Hello
@@ -14,10 +13,8 @@ from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sim.host import SimHost, SimLink
 from alignedserve.sim.process import SimProcess
+from alignedserve.sim.world import World
 from alignedserve.types import Epoch
-
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
 
 
 class SimProcesses:
@@ -95,7 +92,6 @@ class SimRouter(SimHost, SimProcesses):
         theirs.send(hello())
 
     def has_left(self, process: SimProcess) -> bool:
-        """Returns whether it has closed the process's connection, even if the process has not noticed yet."""
         return all(link.is_over for link in process.links)
 
     def _check_receivers(self, now: float, event: Event, orders: list[Send]) -> None:

@@ -14,12 +14,15 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from alignedserve.sim.carrier import Carrier
+from alignedserve.sim.clock import Clock
 from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.faults import NoFaults
 from alignedserve.sim.host_links import Crossings, Ports
 from alignedserve.sim.links import Flow
+from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.timing.cost import CopyChannel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
@@ -27,13 +30,21 @@ from alignedserve.transport.runs import HAS_BLOCK, Pairs, TransferSpec, wanted
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestKey
 
-if TYPE_CHECKING:
-    from alignedserve.sim.world import World
-
 # The error of a copy that the world's faults let fail.
 FAILS_SO = "the simulation has it so"
 
 WhenAwake = Callable[[Callable[[], None]], None]
+
+
+class CopyWorld(Protocol):
+    """The part of the world that copies use."""
+
+    clock: Clock
+    carrier: Carrier
+    faults: NoFaults
+    check_share: float
+    processes: dict[InstanceId, SimProcess]
+    transfers: dict[InstanceId, SimTransfers]
 
 
 def _without_flaws(contents: Sequence[Content]) -> list[Content]:
@@ -91,11 +102,11 @@ class Copy:
 class Lane:
     """Copies of one kind, one after the other, urgent ones first."""
 
-    def __init__(self, world: World, completions: Completions, when_awake: WhenAwake) -> None:
+    def __init__(self, world: CopyWorld, completions: Completions, when_awake: WhenAwake) -> None:
         """`when_awake` calls its argument when all processes that take part in these copies are awake."""
         self._world = world
         self._clock = world.clock
-        self._carrier: Carrier = world.carrier
+        self._carrier = world.carrier
         self._completions = completions
         self._when_awake = when_awake
         self._waiting: list[tuple[bool, int, Copy]] = []
@@ -168,7 +179,7 @@ class Lane:
 class SimTransfers:
     def __init__(
         self,
-        world: World,
+        world: CopyWorld,
         ids: TransferIds,
         engine: SimEngine,
         channels: SimChannels,

@@ -6,40 +6,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import AnyMessage
+from alignedserve.router.router import Router
 from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
+from alignedserve.sim.faults import NoFaults
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.host import Encode, Latency
 from alignedserve.sim.host_links import HostLinks
 from alignedserve.sim.kv_model import KvModel
-from alignedserve.sim.process import SimProcess
+from alignedserve.sim.process import IslandRouter, SimProcess
 from alignedserve.sim.segment import SimSegment
+from alignedserve.sim.transfers import SimTransfers
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import Epoch, InstanceId, RequestKey
-
-if TYPE_CHECKING:
-    from alignedserve.router.router import Router
-    from alignedserve.sim.router import SimRouter
-    from alignedserve.sim.transfers import SimTransfers
-
-
-class NoFaults:
-    """The faults of a world that has none."""
-
-    def latency(self, process: InstanceId, is_up: bool) -> float | None:
-        """Returns the seconds that the next message to the router (`is_up`) or from it takes; None: the usual."""
-        return None
-
-    def copy_share(self, what: str, key: RequestKey) -> float | None:
-        """Returns the share of its bytes after which the next copy of a request fails; None: it succeeds."""
-        return None
-
-    def copy_slowdown(self, what: str) -> float:
-        """Returns by which factor a copy of this kind that begins now is slower than its channel."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +97,7 @@ class World:
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.router: SimRouter
+        self.router: IslandRouter
         self.carrier = Carrier(self.clock)
         # The right KV of all requests.
         self.kv = KvModel(self._is_forbidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.world import NoFaults
+from alignedserve.sim.faults import NoFaults
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.history import FailingCopies, Late, SlowCopies

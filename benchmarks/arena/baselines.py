@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import Policy
 from alignedserve.scheduling.policies.fcfs import Fcfs
 from alignedserve.scheduling.policies.sarathi import Sarathi
+from alignedserve.scheduling.policy import Policy
 from benchmarks.papers.baselines import PromptsFirst
 
 

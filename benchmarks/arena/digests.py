@@ -54,9 +54,9 @@ def files_of(policy: str) -> set[Path]:
 def _shared_files() -> tuple[Path, ...]:
     package, policies = ROOT / "alignedserve", ROOT / _POLICIES.replace(".", "/")
     found = [file for folder in _FOLDERS for file in (package / folder).rglob("*.py")]
-    shared = [file for file in found if policies not in file.parents]
     return (
-        *(*shared, policies / "__init__.py", policies / "base.py"),
+        *(file for file in found if policies not in file.parents),
+        policies / "__init__.py",
         *(package / "timing" / "cost_presets.json", Path(__file__).with_name("played.py")),
     )
 

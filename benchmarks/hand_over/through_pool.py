@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.scheduling.island import DecodeView, Island, RoutedRequest
-from alignedserve.scheduling.policies.aligned import Aligned
 from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
+from alignedserve.scheduling.policies.default import Aligned
 
 
 class ThroughPool(AlignedRouter):

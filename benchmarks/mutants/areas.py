@@ -9,7 +9,10 @@ from pathlib import Path
 AREAS: dict[str, tuple[str, ...]] = {
     "router": ("router/*.py",),
     "pool": ("kvpool/*.py",),
-    "workers": ("prefill_worker/*.py", "decode_worker/*.py", "alignedserve/instance/*.py"),
+    "workers": (
+        *("prefill_worker/*.py", "decode_worker/*.py"),
+        *("alignedserve/instance/*.py", "alignedserve/instance/process/*.py"),
+    ),
     "scheduling": ("alignedserve/scheduling/**/*.py",),
     "protocol": ("alignedserve/protocol/*.py",),
     "store": ("alignedserve/store/**/*.py",),

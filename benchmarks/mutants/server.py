@@ -161,7 +161,7 @@ class Server:
         tell({"outcome": "passed"})
 
     def _seeds(self, request: Request, probes: Probes | None, tell: Callable[[Answer], None]) -> None:
-        run = importlib.import_module("alignedserve.vopr.run")
+        run = importlib.import_module("alignedserve.vopr.runs.run")
         seed, systems, begun_s = request["first_seed"], tuple(request.get("systems", ())), _cpu_s()
         while True:
             name, cpu_s = f"vopr --seed {seed}", _cpu_s()

@@ -14,8 +14,8 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.accelgen import Accelgen, AccelgenColocated, ChunkedPrompts
-from alignedserve.scheduling.policies.base import DecodePart, RouterPart
 from alignedserve.scheduling.policies.sarathi import Sarathi
+from alignedserve.scheduling.policy import DecodePart, RouterPart
 from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.sim.foresight import GSM8K_ERROR, Roughly
 from alignedserve.sim.gateway import Stream

@@ -18,12 +18,12 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling import island as views
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned import Aligned
 from alignedserve.scheduling.policies.aligned.decode.eviction import EvictionChoice
 from alignedserve.scheduling.policies.aligned.decode.part import AlignedDecode
 from alignedserve.scheduling.policies.aligned.router.batches import _form_batch, _near_what, _node
 from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
-from alignedserve.scheduling.policies.base import DecodePart, RouterPart
+from alignedserve.scheduling.policies.default import Aligned
+from alignedserve.scheduling.policy import DecodePart, RouterPart
 from alignedserve.sim.executor import SimIteration
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.scenario import Ran, Scenario

@@ -12,7 +12,7 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart, Policy
 from alignedserve.timing.estimate import Estimate
 
 

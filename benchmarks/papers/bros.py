@@ -9,8 +9,8 @@ from statistics import fmean
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
-from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.scheduling.policies.bros import Bros, BrosDecode
+from alignedserve.scheduling.policy import DecodePart
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.lifetime import DecodeIteration
 from alignedserve.sim.report import Objectives

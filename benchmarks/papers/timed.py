@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies.accelgen import Accelgen
-from alignedserve.scheduling.policies.aligned import Aligned
 from alignedserve.scheduling.policies.apt import Apt
-from alignedserve.scheduling.policies.base import DecodePart, Policy
 from alignedserve.scheduling.policies.bros import Bros
+from alignedserve.scheduling.policies.default import Aligned
+from alignedserve.scheduling.policy import DecodePart, Policy
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.estimate import Estimate

@@ -274,11 +274,11 @@ def run(seed):
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CollectedTests, Reach]]:
     """A package with one module and its tests, and what they execute."""
     root = tmp_path_factory.mktemp("toy")
-    files = {FILE: LIMIT, "tests/batch/test_limit.py": TESTS, "alignedserve/vopr/run.py": SEEDS}
+    files = {FILE: LIMIT, "tests/batch/test_limit.py": TESTS, "alignedserve/vopr/runs/run.py": SEEDS}
     for file, text in files.items():
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text(text)
-    for package in ("alignedserve", "alignedserve/batch", "alignedserve/vopr"):
+    for package in ("alignedserve", "alignedserve/batch", "alignedserve/vopr", "alignedserve/vopr/runs"):
         (root / package / "__init__.py").touch()
     copy = copy_tree(root, tmp_path_factory.mktemp("copies") / "copy")
     tests = CollectedTests(copy, ["tests"], [FILE], root / "log")

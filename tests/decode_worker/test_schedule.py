@@ -18,7 +18,7 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.scheduling.policy import DecodePart
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey

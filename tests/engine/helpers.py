@@ -16,8 +16,8 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestId
 from tests.tiny_models import MAX_LEN

@@ -18,8 +18,8 @@ from alignedserve.engine.request import Work
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart
 from alignedserve.scheduling.prefixes import block_hashes_of
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import BlockId, RequestId

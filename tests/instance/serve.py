@@ -11,7 +11,7 @@ from alignedserve.decode_worker.process import DecodeProcess
 from alignedserve.engine import build
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.config import InstanceConfig
-from alignedserve.instance.process import InstanceProcess
+from alignedserve.instance.process.base import InstanceProcess
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId

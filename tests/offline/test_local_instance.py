@@ -14,8 +14,8 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart
 from alignedserve.timing.cost import CopyChannel
 from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import (

@@ -13,8 +13,8 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart
 from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, greedy, prompts

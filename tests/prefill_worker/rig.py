@@ -23,8 +23,8 @@ from alignedserve.protocol.messages import (
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.boundary import PrefillBoundary
 from alignedserve.scheduling.policies import Policy
-from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policy import PrefillPart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine

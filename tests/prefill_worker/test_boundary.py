@@ -11,7 +11,7 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import PrefillBoundary
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import Policy, PrefillPart
+from alignedserve.scheduling.policy import Policy, PrefillPart
 from alignedserve.timing.estimate import Estimate
 from tests.works import make_work
 

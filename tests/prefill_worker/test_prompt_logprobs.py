@@ -15,7 +15,7 @@ from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 from alignedserve.scheduling.boundary import PrefillBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy
-from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.scheduling.policy import PrefillPart
 from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import Interrupting, InterruptingPart, Rig, work

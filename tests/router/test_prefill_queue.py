@@ -19,7 +19,7 @@ from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, Room
 from alignedserve.scheduling.policies.aligned.router.prompts import Savable
-from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.scheduling.routing import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.cost import LinearCost
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, RequestKey

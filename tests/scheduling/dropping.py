@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart, Policy
 from alignedserve.timing.estimate import Estimate
 
 NAME = f"{__name__}:Dropping"

@@ -16,7 +16,7 @@ from alignedserve.scheduling.boundary import DecodeBoundary, PrefillBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
 from alignedserve.scheduling.policies import POLICIES, make_policy
-from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policy import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.timing.estimate import Estimate
 from tests.cluster.client import connected
 from tests.cluster.processes import Setup, running

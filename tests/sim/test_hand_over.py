@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
+from alignedserve.sim.faults import NoFaults
 from alignedserve.sim.island import SimIsland
-from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
 from tests.sim.indirect import INDIRECT
 from tests.sim.islands import COST, finish, limits, play, requests, small_island, with_slow_copies

@@ -11,8 +11,8 @@ from alignedserve.protocol.messages import Offer
 from alignedserve.router.events import Event, Send
 from alignedserve.router.link_health import FIRST_PAUSE_S
 from alignedserve.sim.clock import Clock
+from alignedserve.sim.faults import NoFaults
 from alignedserve.sim.island import SimIsland
-from alignedserve.sim.world import NoFaults
 from alignedserve.types import RequestKey
 from tests.sim.islands import finish, requests, small_island
 

@@ -17,7 +17,7 @@ from alignedserve.vopr.history import PEER, ROUTER, AnyAction, Arrive, Disconnec
 from alignedserve.vopr.island_run import IslandRun
 from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import ALL_AIMS, NEAR_S, PLACES, Visits
-from alignedserve.vopr.run import history_of, log_hash, run
+from alignedserve.vopr.runs.run import history_of, log_hash, run
 from alignedserve.vopr.tally import RunTally
 from alignedserve.vopr.transitions import seen
 

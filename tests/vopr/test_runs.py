@@ -27,8 +27,8 @@ from alignedserve.vopr.build import make_island
 from alignedserve.vopr.clients import DirectClients
 from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import Arrive, FlipBit, History
-from alignedserve.vopr.run import history_of, log_hash, run
-from alignedserve.vopr.shrink import Shrinker
+from alignedserve.vopr.runs.run import history_of, log_hash, run
+from alignedserve.vopr.runs.shrink import Shrinker
 from tests.scheduling import dropping
 
 # Whole histories of seeds that failed once, as these seeds made them then.

@@ -13,8 +13,8 @@ from alignedserve.vopr.history import History
 from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import ALL_AIMS, Aims, aims_of
 from alignedserve.vopr.plan import Plan, make_plan
-from alignedserve.vopr.run import history_of, run
-from alignedserve.vopr.search import LAG, Drawing, Tried, search
+from alignedserve.vopr.runs.run import history_of, run
+from alignedserve.vopr.runs.search import LAG, Drawing, Tried, search
 
 
 def plan_of(seed: int) -> Plan:

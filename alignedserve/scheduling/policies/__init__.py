@@ -7,14 +7,14 @@ from importlib import import_module
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.accelgen import Accelgen
-from alignedserve.scheduling.policies.aligned import Aligned
 from alignedserve.scheduling.policies.alise import Alise
 from alignedserve.scheduling.policies.apt import Apt, AptS
-from alignedserve.scheduling.policies.base import Policy
 from alignedserve.scheduling.policies.bros import Bros
+from alignedserve.scheduling.policies.default import Aligned
 from alignedserve.scheduling.policies.fcfs import Fcfs
 from alignedserve.scheduling.policies.priority import Priority
 from alignedserve.scheduling.policies.sarathi import Sarathi
+from alignedserve.scheduling.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy for policy in (Aligned, Priority, Fcfs, Sarathi, Accelgen, Bros, Alise, Apt, AptS)

@@ -39,7 +39,7 @@ from alignedserve.scheduling.boundary import AnyPrefill, DecodeBoundary, DecodeR
 from alignedserve.scheduling.chunk_budget import tokens_within
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, RoutedRequest, Urgency
-from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policy import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.remaining_time import Pivot, RemainingTime
 from alignedserve.scheduling.routing import assign_in_order, emptiest, real_time_first
 from alignedserve.timing.deadlines import due_s

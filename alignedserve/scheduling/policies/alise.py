@@ -48,7 +48,7 @@ from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
-from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
+from alignedserve.scheduling.policy import DecodePart, Policy, RouterPart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 

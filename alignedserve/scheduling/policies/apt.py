@@ -44,7 +44,7 @@ from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest
 from alignedserve.scheduling.marginal_gains import Piece, choose
-from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
+from alignedserve.scheduling.policy import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
 

@@ -44,8 +44,8 @@ from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, Room
-from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.policies.priority import PriorityPrefill, PriorityRouter
+from alignedserve.scheduling.policy import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey

@@ -1,5 +1,5 @@
 """First come, first served: nothing is staged ahead, and lengths and classes don't matter. It is the default of all
-parts (`base.py`), and the baseline.
+parts (`scheduling/policy.py`), and the baseline.
 
 With separate prefill and decode, DistServe does this. On colocated instances, vLLM does it: running requests first,
 chunks of prompts within a token budget, admission above a watermark of free blocks, and preemption of the youngest
@@ -8,7 +8,7 @@ request.
 
 from __future__ import annotations
 
-from alignedserve.scheduling.policies.base import Policy
+from alignedserve.scheduling.policy import Policy
 
 
 class Fcfs(Policy):

@@ -20,10 +20,9 @@ from alignedserve.scheduling.boundary import (
     PrefillRequest,
 )
 from alignedserve.scheduling.island import Assign, DecodeView, Island, Room, RoutedRequest
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.routing import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.estimate import Estimate
-
-REAL_TIME, BEST_EFFORT = 0, 1
 
 
 class PriorityRouter(RouterPart):

@@ -13,7 +13,7 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
+from alignedserve.scheduling.policy import ColocatedPart, DecodePart, Policy
 from alignedserve.timing.estimate import Estimate
 
 

@@ -12,8 +12,8 @@ from alignedserve.types import RequestKey
 from alignedserve.vopr.front_end.whole_run import WholeRun
 from alignedserve.vopr.history import Ask, History, SubmitJob
 from alignedserve.vopr.plan import SYSTEMS
-from alignedserve.vopr.run import history_of, run
-from alignedserve.vopr.shrink import Shrinker
+from alignedserve.vopr.runs.run import history_of, run
+from alignedserve.vopr.runs.shrink import Shrinker
 
 
 def short(seed: int, seconds: float = 20.0, **changes: Any) -> History:

@@ -31,7 +31,7 @@ from alignedserve.scheduling.policies.aligned.decode.admission import Admission,
 from alignedserve.scheduling.policies.aligned.decode.eviction import EvictionChoice
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Chunks, DecodeSloScheduler
-from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.scheduling.policy import DecodePart
 from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.timing.estimate import Estimate
 

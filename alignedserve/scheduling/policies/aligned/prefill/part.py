@@ -19,7 +19,7 @@ from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import PrefillSloScheduler
-from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.scheduling.policy import PrefillPart
 from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
 from alignedserve.timing.estimate import Estimate
 

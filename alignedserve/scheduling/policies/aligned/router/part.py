@@ -31,8 +31,8 @@ from alignedserve.scheduling.island import (
 from alignedserve.scheduling.policies.aligned.router import batches, prompts
 from alignedserve.scheduling.policies.aligned.router.prompts import MOST_OFF, Savable, urgency_of, yields_s
 from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, LATE, SlidingMinimum, nums_for_pace
-from alignedserve.scheduling.policies.base import RouterPart
-from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.scheduling.policy import RouterPart
+from alignedserve.scheduling.routing import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import InstanceId
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.forecast import FORGIVEN_S
 from alignedserve.scheduling.island import Island, PrefillView, Room, RoutedRequest, Urgency
-from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.scheduling.prefixes import num_to_compute
+from alignedserve.scheduling.routing import REAL_TIME
 from alignedserve.timing.deadlines import due_s, latest_start_s
 from alignedserve.types import RequestKey
 

@@ -19,15 +19,15 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
+from alignedserve.instance.loop import Stop, WorkerLoop, WorkerThread
+from alignedserve.instance.process.messenger import Messenger
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.protocol.messages import AnyMessage, Hello, Welcome
-from alignedserve.protocol.signals import stop_on_sigterm
+from alignedserve.protocol.messages import Hello
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.estimate import Estimate
@@ -148,7 +148,7 @@ class InstanceProcess(ABC):
         )
 
     async def _serve(self, worker: Worker, hello: Hello) -> None:
-        messenger = _Messenger()
+        messenger = Messenger()
         loop = WorkerLoop(
             worker,
             lambda name: Segment.attach(name, self._loaded.pool_format),
@@ -198,49 +198,3 @@ class InstanceProcess(ABC):
             cost=loaded.cost,
             started_s=start_of(epoch),
         )
-
-
-class _Messenger:
-    """Passes messages between the connection on the event loop's thread and the worker's thread."""
-
-    link: RouterConnection
-
-    def __init__(self) -> None:
-        self._event_loop = asyncio.get_running_loop()
-        self._num_connections = 0
-
-    def start(self, thread: WorkerThread, link: RouterConnection) -> None:
-        self._thread, self.link = thread, link
-        stop_on_sigterm(link.stop)
-        thread.start()
-
-    # ---- on the event loop's thread, for the connection --------------------------------------------------------------
-
-    def on_up(self, welcome: Welcome) -> None:
-        self._num_connections += 1
-        self._thread.post(Up(self._num_connections))
-
-    def on_message(self, message: AnyMessage) -> None:
-        # A Welcome here answers a repeated Hello on the same connection.
-        if not isinstance(message, Welcome):
-            self._thread.post(message)
-
-    def on_down(self) -> None:
-        # A router that receives Hello relies on it that no state of an earlier connection is left.
-        self._thread.post(Down(self._have_dropped))
-
-    def _send(self, connection: int, messages: list[AnyMessage]) -> None:
-        if connection == self._num_connections:
-            for message in messages:
-                self.link.send(message)
-
-    # ---- on the worker's thread --------------------------------------------------------------------------------------
-
-    def say(self, connection: int, messages: list[AnyMessage]) -> None:
-        self._event_loop.call_soon_threadsafe(self._send, connection, messages)
-
-    def _have_dropped(self) -> None:
-        self._event_loop.call_soon_threadsafe(self.link.resume)
-
-    def stop_soon(self) -> None:
-        self._event_loop.call_soon_threadsafe(self.link.stop)

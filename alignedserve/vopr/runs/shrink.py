@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from alignedserve.vopr.failures import Failure
 from alignedserve.vopr.history import AnyAction, History
-from alignedserve.vopr.run import run
+from alignedserve.vopr.runs.run import run
 
 # Returns the failure of a history; None: it does not fail.
 Fails = Callable[[History], Failure | None]

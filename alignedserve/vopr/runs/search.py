@@ -15,7 +15,7 @@ from alignedserve.vopr.history import History
 from alignedserve.vopr.outcome import RunOutcome
 from alignedserve.vopr.places import Aims
 from alignedserve.vopr.plan import Plan
-from alignedserve.vopr.run import run
+from alignedserve.vopr.runs.run import run
 
 # Returns the history of a seed with these aims.
 Make = Callable[[int, Sequence[str]], History]
