@@ -5,64 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from alignedserve.protocol.messages import SCHEDULING_S, DecodeReport, Moved, PrefillReport
+from alignedserve.protocol.messages import SCHEDULING_S, DecodeReport, InstanceStats, Moved, PrefillReport
 from alignedserve.types import InstanceId
-
-
-@dataclass(eq=False, slots=True)
-class InstanceCounters:
-    """The fields are explained at `messages.InstanceStats`."""
-
-    num_preemptions: int = 0
-    num_evictions: int = 0
-    num_spills: int = 0
-    num_batch_switches: int = 0
-    num_batch_iterations: int = 0
-    num_mixed_iterations: int = 0
-    scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_S) + 1))
-    scheduling_s: float = 0.0
-    num_computed_tokens: int = 0
-    computing_s: float = 0.0
-    num_asked_tokens: int = 0
-    num_found_tokens: int = 0
-    num_failed_pulls: int = 0
-    num_handed_over: int = 0
-    num_arriving_tokens: int = 0
-    num_not_copied_tokens: int = 0
-    num_checked_blocks: int = 0
-    num_changed_blocks: int = 0
-    moved: dict[str, Moved] = field(default_factory=dict)
-
-    def add_report(self, report: PrefillReport | DecodeReport) -> None:
-        if report.moved:
-            self._add_moved(report.moved)
-        if report.num_computed:
-            self.num_computed_tokens += report.num_computed
-            self.computing_s += report.duration_s
-        self.num_asked_tokens += report.num_asked
-        self.num_found_tokens += report.num_found
-        if isinstance(report, DecodeReport):
-            self._add_iteration(report)
-
-    def _add_iteration(self, report: DecodeReport) -> None:
-        self.num_arriving_tokens += report.num_arriving
-        self.num_not_copied_tokens += report.num_not_copied
-        if report.num_computed and report.batch:
-            self.num_batch_iterations += 1
-            self.num_mixed_iterations += report.is_mixed
-        if report.scheduling_s is not None:
-            self.scheduling[bisect_left(SCHEDULING_S, report.scheduling_s)] += 1
-            self.scheduling_s += report.scheduling_s
-
-    def _add_moved(self, all_moved: Iterable[Moved]) -> None:
-        for each in all_moved:
-            total = self.moved.setdefault(each.what, Moved(each.what, 0, 0.0))
-            total.num_bytes += each.num_bytes
-            total.seconds += each.seconds
-            self.num_checked_blocks += each.num_checked
-            self.num_changed_blocks += each.num_changed
 
 
 class Counters:
@@ -77,8 +22,46 @@ class Counters:
         self.num_fast_path = 0
         # How often a best-effort request left a decode instance while real time was on its way there.
         self.num_evicted_for_rt = 0
-        self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)
+        self._instances: defaultdict[InstanceId, InstanceStats] = defaultdict(_zeros)
 
-    def of(self, instance_id: InstanceId) -> InstanceCounters:
-        """Returns the instance's counters, which outlive its process."""
+    def of(self, instance_id: InstanceId) -> InstanceStats:
+        """Returns the instance's counters, which outlive its process. `status.py` sets the fields that are no counts."""
         return self._instances[instance_id]
+
+    def add_report(self, sender: InstanceId, report: PrefillReport | DecodeReport) -> None:
+        counted = self.of(sender)
+        _add_moved(counted, report.moved)
+        if report.num_computed:
+            counted.num_computed_tokens += report.num_computed
+            counted.computing_s += report.duration_s
+        counted.num_asked_tokens += report.num_asked
+        counted.num_found_tokens += report.num_found
+        if isinstance(report, DecodeReport):
+            _add_iteration(counted, report)
+
+
+def _zeros() -> InstanceStats:
+    return InstanceStats(scheduling=[0] * (len(SCHEDULING_S) + 1))
+
+
+def _add_moved(counted: InstanceStats, all_moved: Iterable[Moved]) -> None:
+    for each in all_moved:
+        total = next((total for total in counted.moved if total.what == each.what), None)
+        if total is None:
+            total = Moved(each.what, 0, 0.0)
+            counted.moved.append(total)
+        total.num_bytes += each.num_bytes
+        total.seconds += each.seconds
+        counted.num_checked_blocks += each.num_checked
+        counted.num_changed_blocks += each.num_changed
+
+
+def _add_iteration(counted: InstanceStats, report: DecodeReport) -> None:
+    counted.num_arriving_tokens += report.num_arriving
+    counted.num_not_copied_tokens += report.num_not_copied
+    if report.num_computed and report.batch:
+        counted.num_batch_iterations += 1
+        counted.num_mixed_iterations += report.is_mixed
+    if report.scheduling_s is not None:
+        counted.scheduling[bisect_left(SCHEDULING_S, report.scheduling_s)] += 1
+        counted.scheduling_s += report.scheduling_s

@@ -127,7 +127,7 @@ class InstanceReports:
             raise RuntimeError(
                 f"{sender} reports as a prefill instance, but no prefill instance of this name is up"
             )
-        self._router.counters.of(sender).add_report(report)
+        self._router.counters.add_report(sender, report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         self._output_processor.process(sender, report.news)
         self._hand_over.held(view, report.held)
@@ -149,7 +149,7 @@ class InstanceReports:
             raise RuntimeError(
                 f"{sender} reports as a decode instance, but no decode instance of this name is up"
             )
-        self._router.counters.of(sender).add_report(report)
+        self._router.counters.add_report(sender, report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
         if report.admitted:
             self._admitted(view, report.admitted)

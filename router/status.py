@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
+from msgspec.structs import replace
+
 from alignedserve.process.usage import Usage
-from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Load, Moved, PoolUse, ProcessStatus
+from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Load, PoolUse, ProcessStatus
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
 
@@ -151,30 +153,14 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
     cluster, counted = router.state.cluster, router.state.counters.of(name)
     prefill, decode = cluster.prefill(name), cluster.decode(name)
     report = decode.report if decode else None
-    return InstanceStats(
-        num_preemptions=counted.num_preemptions,
-        num_evictions=counted.num_evictions,
-        num_spills=counted.num_spills,
-        num_batch_switches=counted.num_batch_switches,
-        num_batch_iterations=counted.num_batch_iterations,
-        num_mixed_iterations=counted.num_mixed_iterations,
+    return replace(
+        counted,
         scheduling=[*counted.scheduling],
-        scheduling_s=counted.scheduling_s,
         min_length=report.min_length if report else 0,
         max_length=report.max_length if report else 0,
         staged_bytes=sum(prefill.staging.values()) * block_bytes if prefill else 0,
-        moved=[Moved(each.what, each.num_bytes, each.seconds) for each in counted.moved.values()],
-        num_computed_tokens=counted.num_computed_tokens,
-        computing_s=counted.computing_s,
-        num_asked_tokens=counted.num_asked_tokens,
-        num_found_tokens=counted.num_found_tokens,
-        num_failed_pulls=counted.num_failed_pulls,
+        moved=[replace(each) for each in counted.moved],
         over_host=router.state.link_health.over_host(name),
-        num_handed_over=counted.num_handed_over,
-        num_arriving_tokens=counted.num_arriving_tokens,
-        num_not_copied_tokens=counted.num_not_copied_tokens,
-        num_checked_blocks=counted.num_checked_blocks,
-        num_changed_blocks=counted.num_changed_blocks,
     )
 
 

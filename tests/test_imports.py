@@ -119,7 +119,6 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
         "services",
         "telemetry",
     },
-    "actor": {"config", "process"},
 }
 
 
@@ -220,10 +219,10 @@ def test_only_the_command_line_imports_the_launcher() -> None:
             assert not any(is_within(name, {"alignedserve.launch"}) for name in imports_of(path)), path
 
 
-def test_ray_is_imported_by_shells_and_the_launcher_only() -> None:
+def test_ray_is_imported_by_the_launcher_only() -> None:
     for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
-        is_shell = path.name == "actor.py" or path.is_relative_to(ROOT / "alignedserve/launch")
-        assert is_shell or not any(is_within(name, {"ray"}) for name in imports_of(path)), path
+        if not path.is_relative_to(ROOT / "alignedserve/launch"):
+            assert not any(is_within(name, {"ray"}) for name in imports_of(path)), path
 
 
 def run_python(code: str) -> str:

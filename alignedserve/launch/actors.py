@@ -1,4 +1,4 @@
-"""The Ray actors of the roles, and the nodes that they run on."""
+"""The processes under Ray, and the nodes that they run on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alignedserve.gateway.actor import GatewayActor
 from alignedserve.instance.config import InstanceConfig
-from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.exits import ExitWatch
-from alignedserve.launch.instance_actors import ChangingActor, ColocatedActor, DecodeActor, PrefillActor
 from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
-from alignedserve.router.actor import RouterActor
+from alignedserve.launch.role_actors import (
+    ChangingActor,
+    ColocatedActor,
+    DecodeActor,
+    GatewayActor,
+    PoolActor,
+    PrefillActor,
+    RouterActor,
+)
 from alignedserve.types import next_generation
 
 ACTORS: dict[str, Any] = {

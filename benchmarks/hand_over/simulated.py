@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from alignedserve.protocol.messages import Moved
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.gateway import Stream
@@ -163,8 +162,8 @@ def _num_handed_over(island: SimIsland) -> int:
 
 def _num_bytes(island: SimIsland, what: str) -> int:
     core = island.router.core
-    moved = [core.state.counters.of(each.instance_id).moved for each in island.instances] if core else []
-    return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
+    stats = [core.state.counters.of(each.instance_id) for each in island.instances] if core else []
+    return sum(moved.num_bytes for each in stats for moved in each.moved if moved.what == what)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -19,7 +19,7 @@ from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool import return_times
 from alignedserve.kvpool.process import PoolProcess
-from alignedserve.launch.instance_actors import changing_process
+from alignedserve.launch.role_actors import changing_process
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.protocol.messages import DECODE, PREFILL
 from alignedserve.router import link_health

@@ -145,12 +145,15 @@ def test_counts_stay_while_an_instance_is_away() -> None:
     script.decode(moved=[Moved("load", 100, 0.5)])
     script.decode(wants_evicted=[ONE], moved=[Moved("load", 20, 0.25), Moved("save", 7, 1.0)])
     expected = [Moved("load", 120, 0.75), Moved("save", 7, 1.0)]
-    assert stats(script).moved == expected
+    sent = stats(script)
+    assert sent.moved == expected
     script.close(DECODE)
     assert (stats(script).moved, stats(script).num_preemptions) == (expected, 1)
     script.connect(DECODE, epoch=2)
     script.decode(moved=[Moved("load", 1, 1.0)])
+    script.decode(scheduling_s=0.003)
     assert stats(script).moved[0] == Moved("load", 121, 1.75)
+    assert (sent.moved, sum(sent.scheduling)) == (expected, 0), "what was sent does not count on"
 
 
 def test_the_time_of_iterations_counts_where_they_computed_something() -> None:

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import Moved
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.sim.faults import NoFaults
@@ -44,8 +43,8 @@ def num_handed_over(island: SimIsland) -> int:
 
 
 def num_bytes(island: SimIsland, what: str) -> int:
-    moved = (core(island).state.counters.of(each.instance_id).moved for each in island.instances)
-    return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
+    stats = (core(island).state.counters.of(each.instance_id) for each in island.instances)
+    return sum(moved.num_bytes for each in stats for moved in each.moved if moved.what == what)
 
 
 def gaps_s(island: SimIsland) -> list[float]:

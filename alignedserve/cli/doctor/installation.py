@@ -40,7 +40,7 @@ def packages_finding(lines: list[str]) -> Finding:
 
 
 def check_ray() -> Iterator[Finding]:
-    # Imported by name: only the launcher and the actors may import Ray.
+    # Imported by name: only the launcher may import Ray.
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
