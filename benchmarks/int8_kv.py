@@ -32,8 +32,8 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import NewRequest, Request
+from alignedserve.kv.format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.launch.ports import free_port
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.transport.completions import Completions, Outcome

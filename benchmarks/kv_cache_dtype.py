@@ -23,10 +23,10 @@ from alignedserve.demo.evaluate import AnsweredTask, held_out
 from alignedserve.demo.tasks import TaskExample, expected_output_len
 from alignedserve.kernels.cpu.structs import OpKind
 from alignedserve.kernels.kv_rows import to_rows
+from alignedserve.kv.format import KV_CACHE_DTYPES, BlockFormat
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, BlockFormat
 from alignedserve.text.tokenizer import Tokenizer
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.pages import command_of, publish

@@ -16,10 +16,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     AnyMessage,
     Candidates,

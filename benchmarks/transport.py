@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
+from alignedserve.kv.format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.transport.block_checks import BlockChecks, checksum
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome

@@ -23,7 +23,7 @@ from alignedserve.decode_worker.scheduled_request import ScheduledRequest, Sched
 from alignedserve.decode_worker.shared_ends import SharedEnds
 from alignedserve.engine.request import PLAIN, Layout
 from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
-from alignedserve.protocol.kv_format import tokens_per_block
+from alignedserve.kv.format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 

@@ -30,7 +30,7 @@ class ScheduledRequest:
     is_rt: bool
     num_blocks: int = 0
     # `num_columns` are the columns that its blocks cover, and `num_passed` the first ones that it has passed
-    # (`protocol/kv_span.py`). In all layer groups it has blocks up to column `end`, exclusive.
+    # (`kv/span.py`). In all layer groups it has blocks up to column `end`, exclusive.
     num_columns: int = 0
     num_passed: int = 0
     end: int = 0

@@ -27,7 +27,7 @@ LAYERS = {
     "decisions": ("router", "kvpool"),
     "policies": ("scheduling",),
     "the engine": ("engine", "models", "ops", "text", "kernels"),
-    "base": ("protocol", "timing", "process", "base"),
+    "base": ("protocol", "kv", "timing", "process", "base"),
 }
 # modules that are no folder and not of the base
 SINGLE = {"__main__": "cli"}

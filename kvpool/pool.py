@@ -1,7 +1,7 @@
 """The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and never
 touches the blocks' bytes. `PoolShell`, at the end, gives it a clock and a connection.
 
-One block of the pool is a whole column of a request (`protocol/kv_span.py`), for which instances have one block per
+One block of the pool is a whole column of a request (`kv/span.py`), for which instances have one block per
 layer group.
 
 A pool is built on an owner table, the segment's or a plain one, and begins with its content. `inventory` is called for
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.batch_builder import BatchLimits, TailOf
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.next_turns import NextTurns
@@ -22,7 +23,6 @@ from alignedserve.kvpool.prefix_groups import GroupedBatch, PrefixGroups
 from alignedserve.kvpool.promises import PromiseLimits
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     MAX_PROMISED_SHARE,
     AnyMessage,

@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
 from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId

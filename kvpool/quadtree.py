@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.types import RequestKey
 
 MAX_LENGTH = 65536

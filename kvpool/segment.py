@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pages import reserve
-from alignedserve.protocol.kv_format import BlockFormat
 
 DIRECTORY = Path("/dev/shm")
 # Prefix of all segments' names.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alignedserve.protocol.kv_format import is_lossy
+from alignedserve.kv.format import is_lossy
 from alignedserve.protocol.messages import Hello
 from alignedserve.router.views import ColocatedView, DecodeView, PrefillView, Process
 from alignedserve.scheduling.config import SchedulingConfig

@@ -25,7 +25,7 @@ class Counters:
         self._instances: defaultdict[InstanceId, InstanceStats] = defaultdict(_zeros)
 
     def of(self, instance_id: InstanceId) -> InstanceStats:
-        """Returns the instance's counters, which outlive its process. `status.py` sets the fields that are no counts."""
+        """Returns the counters of an instance, which outlive its process. `status.py` sets the other fields."""
         return self._instances[instance_id]
 
     def add_report(self, sender: InstanceId, report: PrefillReport | DecodeReport) -> None:

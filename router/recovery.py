@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Failed, ForgetAll, Hello, MakeSpare, Stored, UsePool, Welcome
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Request, Work
 from alignedserve.scheduling.forecast import Forecast
 from alignedserve.scheduling.prefixes import BlockHasher, block_hashes

@@ -30,7 +30,7 @@ FOLDERS: list[str] = [
     "alignedserve/gateway",
     "alignedserve/instance",
     "alignedserve/launch",
-    "alignedserve/layer_groups.py",
+    "alignedserve/kv",
     "alignedserve/lengths",
     "alignedserve/models",
     "alignedserve/offline",

@@ -35,7 +35,7 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        *("types", "version", "sampling_params", "structured_outputs", "layer_groups"),
+        *("types", "version", "sampling_params", "structured_outputs", "kv"),
         *("process", "timing", "protocol", "scheduling"),
     )
 }
@@ -57,14 +57,15 @@ STATE_MACHINES = {
 MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
+    "alignedserve/kv": {"alignedserve.types"},
     "alignedserve/protocol": {
         f"alignedserve.{name}"
-        for name in ("types", "version", "sampling_params", "structured_outputs", "layer_groups", "timing")
+        for name in ("types", "version", "sampling_params", "structured_outputs", "kv", "timing")
     },
     # what policies see of the router and of instances is all that they may
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
     "kernels": set(),
-    "alignedserve/ops": {"alignedserve.kernels", "alignedserve.layer_groups", "alignedserve.sampling_params"},
+    "alignedserve/ops": {"alignedserve.kernels", "alignedserve.kv.groups", "alignedserve.sampling_params"},
     "alignedserve/models": {"alignedserve.ops"},
     "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,

@@ -14,7 +14,7 @@ from alignedserve.cli.help_groups import PROFILE
 from alignedserve.cli.options import EngineCommand, engine_options
 from alignedserve.cli.progress import bar, in_terminal
 from alignedserve.engine.config import EngineConfig
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_pool_kv_dtype
+from alignedserve.kv.format import POOL_KV_DTYPES, check_pool_kv_dtype
 
 if TYPE_CHECKING:
     from alignedserve.instance.profile.saved import Profile

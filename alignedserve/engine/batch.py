@@ -9,9 +9,9 @@ import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, Grown
 from alignedserve.engine.request import Request, Work
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.format import tokens_per_block
+from alignedserve.kv.groups import LayerGroups
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.types import BlockId
 
 

@@ -11,7 +11,7 @@ request takes or frees depends on the other owners, so a plan asks for it (`num_
 A block may also have two owners that fill it from both ends. Neither of them publishes it, and it counts once. When one
 of them has left or has given it up, it belongs to the other one alone.
 
-An owner has columns of blocks, one block for each layer group (`protocol/kv_span.py`). With a window, its first columns
+An owner has columns of blocks, one block for each layer group (`kv/span.py`). With a window, its first columns
 may be passed: NO_BLOCK stands in their places in the sliding groups.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 from typing import NamedTuple
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
 # Stands for a block that its owner has given up or passed.

@@ -32,7 +32,9 @@ from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.ranks import padded
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.format import BlockFormat, num_restored_blocks
+from alignedserve.kv.groups import LayerGroups
+from alignedserve.kv.span import KvSpan
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import with_adapters
@@ -43,8 +45,6 @@ from alignedserve.ops.base import Ops
 from alignedserve.ops.quantise import FP8
 from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 

@@ -9,10 +9,10 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.request import Vocabulary
-from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.span import KvSpan
 from alignedserve.models.config import ModelConfig
-from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
 
 logger = logging.getLogger(__name__)
 

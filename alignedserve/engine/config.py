@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from alignedserve.engine.lora_modules import LoraModule, parse_lora_modules
-from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
+from alignedserve.kv.format import KV_CACHE_DTYPES
 
 # vLLM has "float" and "half", too.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")

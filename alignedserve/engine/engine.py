@@ -30,9 +30,9 @@ from alignedserve.engine.request import (
 )
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
-from alignedserve.layer_groups import LayerGroups
-from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.groups import LayerGroups
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
 from alignedserve.text.grammar import Grammars
 from alignedserve.types import BlockId, RequestId

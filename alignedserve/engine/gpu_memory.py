@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.groups import LayerGroups
 from alignedserve.models.base import Model
 from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_format import BlockFormat
 
 # Memory for what grows later: CUDA graphs, work space of libraries, fragmentation.
 RESERVE_BYTES = 1 << 30

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from alignedserve.kernels.kv_rows import as_movable, to_rows
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.types import BlockId
 
 Allocate = Callable[..., torch.Tensor]

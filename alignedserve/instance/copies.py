@@ -1,7 +1,7 @@
 """Copies of KV between an instance and the pool or other instances: which are running, and the blocks that each moves.
 
 A copy moves its blocks column by column, those of all layer groups that have not passed the column
-(`protocol/kv_span.py`). Both ends of a copy list them in this order.
+(`kv/span.py`). Both ends of a copy list them in this order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import compress
 from alignedserve.engine.blocks import NO_BLOCK
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor, Transfers
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Moved
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs

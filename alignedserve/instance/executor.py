@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest, Request, Vocabulary, Work
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Completions, Done
@@ -21,7 +21,7 @@ from alignedserve.types import BlockId, InstanceId, RequestId, RequestKey
 
 
 class Format(Protocol):
-    """The part of `kv_format.BlockFormat` that counts columns and bytes."""
+    """The part of `kv/format.BlockFormat` that counts columns and bytes."""
 
     @property
     def block_size(self) -> int: ...

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.instance.config import TransferConfig
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.block_checks import BlockChecks, Words
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done

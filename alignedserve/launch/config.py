@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_verify_blocks
+from alignedserve.kv.format import POOL_KV_DTYPES, check_verify_blocks
 from alignedserve.protocol.messages import MAX_PROMISED_SHARE
 from alignedserve.store.homes import parse_place
 

@@ -23,14 +23,14 @@ from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
+from alignedserve.kv.format import BlockFormat, check_pool_kv_dtype
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_format import BlockFormat, check_pool_kv_dtype
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place

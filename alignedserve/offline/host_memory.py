@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.types import PoolBlockId
 
 # Lets the mapping exceed the available memory. Some versions of `mmap` lack the constant.

@@ -19,6 +19,7 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.request import check_request
 from alignedserve.instance.profile.make import cost_of
+from alignedserve.kv.format import check_pool_kv_dtype, check_verify_blocks
 from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_of
@@ -27,7 +28,6 @@ from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.lora_request import Asked, Modules, adapters_of, texts_of
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
-from alignedserve.protocol.kv_format import check_pool_kv_dtype, check_verify_blocks
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig

@@ -18,7 +18,7 @@ import torch
 
 from alignedserve.kernels import int4
 from alignedserve.kernels.quantised import FP8, INT4, INT8
-from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
+from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part

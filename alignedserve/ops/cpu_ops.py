@@ -34,7 +34,7 @@ from alignedserve.kernels.cpu.structs import (
 from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
 from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.kernels.quantised import BLOCK, ZEROS
-from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
+from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import (
     Activation,

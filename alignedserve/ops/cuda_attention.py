@@ -21,7 +21,7 @@ from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.paged_attention import PagedStep
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.shared_attention import Shared
-from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
+from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.base import AttentionSpec, place_of
 from alignedserve.ops.cuda_inputs import (
     Part,

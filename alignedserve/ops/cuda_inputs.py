@@ -2,7 +2,7 @@
 
 Sequences with kept inputs are the last ones among decodes, and among chunks (`engine/batch.py`). Each call therefore
 has a run of sequences: the first call reads the cache, the second one restored KV. Such steps are not captured, and
-wait for the GPU in between. All layers are one group (`layer_groups.py`).
+wait for the GPU in between. All layers are one group (`kv/groups.py`).
 """
 
 from __future__ import annotations

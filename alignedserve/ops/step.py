@@ -65,7 +65,7 @@ class StepInputs:
         has_adapters: bool = False,
         num_groups: int = 1,
     ) -> None:
-        """`max_blocks_per_seq`: blocks of one layer group (`layer_groups.py`). `max_restored`: tokens that fit into
+        """`max_blocks_per_seq`: blocks of one layer group (`kv/groups.py`). `max_restored`: tokens that fit into
         restored KV; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from alignedserve.kernels.kv_rows import as_movable, from_rows, to_rows
-from alignedserve.layer_groups import GroupedLayer
+from alignedserve.kv.groups import GroupedLayer
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.step import StepInputs
 

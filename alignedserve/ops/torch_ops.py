@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
-from alignedserve.layer_groups import LayerGroups, one_group
+from alignedserve.kv.groups import LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import (
     Activation,

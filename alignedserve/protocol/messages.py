@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
+from alignedserve.kv.span import TILE_TOKENS, KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
@@ -91,7 +91,7 @@ class InstanceLimits(Message):
     # See LayerGroups.
     num_full_groups: Annotated[int, Meta(ge=0)] = 0
     num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
-    # Blocks of sliding groups are freed in steps of this many tokens: see kv_span.py.
+    # Blocks of sliding groups are freed in steps of this many tokens: see kv/span.py.
     tile_tokens: Annotated[int, Meta(ge=1)] = TILE_TOKENS
     # A prefill instance: whether it saves all blocks of its columns, also with a window. A pool: whether it lets
     # requests find only such columns (`Commit.first_whole`).

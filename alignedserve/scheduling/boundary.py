@@ -69,7 +69,7 @@ class DecodeRequest(Protocol):
 
     @property
     def num_columns(self) -> int:
-        """The number of columns of its blocks (see `protocol/kv_span.py`), passed ones included."""
+        """The number of columns of its blocks (see `kv/span.py`), passed ones included."""
 
     @property
     def num_passed(self) -> int:

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Protocol
 
 from alignedserve.engine.config import EngineConfig
-from alignedserve.layer_groups import LayerGroups, one_group
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.groups import LayerGroups, one_group
+from alignedserve.kv.span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy

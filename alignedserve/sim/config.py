@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, get_args
 
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.kv.format import POOL_KV_DTYPES
 from alignedserve.sim.foresight import DEMO_ERROR
 from alignedserve.timing.cost import Attention
 

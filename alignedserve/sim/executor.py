@@ -19,7 +19,7 @@ from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest, Request, Status, Vocabulary, Work
 from alignedserve.instance.requests import key_of
-from alignedserve.protocol.kv_format import tokens_per_block
+from alignedserve.kv.format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sim import model
 from alignedserve.sim.block_contents import BlockContents

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from alignedserve.layer_groups import LayerGroups, one_group
-from alignedserve.protocol.kv_format import DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.format import DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.groups import LayerGroups, one_group
 from alignedserve.timing.cost import CostModel
 
 

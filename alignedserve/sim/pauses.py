@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
 from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 
-from alignedserve.layer_groups import LayerGroups, one_group
-from alignedserve.protocol.kv_format import num_restored_blocks
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.format import num_restored_blocks
+from alignedserve.kv.groups import LayerGroups, one_group
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.island import IslandConfig, IslandSettings, SimIsland

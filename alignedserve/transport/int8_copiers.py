@@ -1,4 +1,4 @@
-"""Copies between a KV cache and a pool with `kv-int8` blocks (`protocol/kv_format.py`). They quantise on save and
+"""Copies between a KV cache and a pool with `kv-int8` blocks (`kv/format.py`). They quantise on save and
 dequantise on load.
 
 On a CPU, the kernel reads from one memory and writes to the other, on the threads that would copy. On a GPU, a kernel

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.block_checks import BlockChecks, Checked
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import (

@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from alignedserve.protocol.kv_span import TILE_TOKENS
+from alignedserve.kv.span import TILE_TOKENS
 from alignedserve.scheduling.config import PREEMPTION_MODES
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId

@@ -41,8 +41,8 @@ def _lines(judged: Sequence[Judged], machine: str, command: str) -> Iterator[str
     yield ""
     yield (
         f"{regime.machine}, {regime.layout_name}, {regime.lengths}, objectives {regime.objectives}, best effort "
-        f"{regime.best_effort}; in virtual time on {machine}: `{command}`. Load and goodput are shares of what fits; "
-        "goodput is the part of the load that is in time."
+        f"{regime.best_effort}. In virtual time on {machine}: `{command}`. Load and goodput are shares of what fits. "
+        "Goodput is the part of the load that is in time."
     )
     yield ""
     yield f"| policy | {' | '.join(f'{each.regime.load:g}' for each in judged)} |"

@@ -8,10 +8,10 @@ from typing import Any
 
 from alignedserve.engine.choices import choose_dtype
 from alignedserve.engine.config import EngineConfig
+from alignedserve.kv.format import DTYPE_BYTES
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.source import resolve_model
-from alignedserve.protocol.kv_format import DTYPE_BYTES
 from benchmarks.gpu.bench import Bench
 
 _TINY = {"vocab_size": 512, "num_hidden_layers": 2, "torch_dtype": "float32"}

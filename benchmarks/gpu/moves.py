@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.engine.build import BuiltEngine
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import DIRECTORY, Segment
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.cuda import DriverCopies
 from alignedserve.transport.mover import Mover, PoolBlocks

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from msgspec import structs
 
-from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED
+from alignedserve.kv.format import BLOCKS_PER_RESTORED
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario

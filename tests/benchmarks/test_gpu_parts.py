@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.completions import Done, TransferId
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.runs import Pairs

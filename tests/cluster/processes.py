@@ -16,6 +16,8 @@ from typing import Any
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
+from alignedserve.kv.format import KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.kvpool.process import PoolProcessConfig, segments
 from alignedserve.kvpool.segment import Segment
@@ -25,8 +27,6 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import frame
 from alignedserve.protocol.handshake import ClientHandshake
-from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits, Stop
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.process import segments
 from alignedserve.kvpool.segment import Segment
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import InstanceId
 from tests.cluster.client import Stream, connected
 from tests.cluster.conftest import Borrow, Scenes

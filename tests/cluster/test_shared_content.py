@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Request
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager
 from alignedserve.engine.kv_cache import KVCache, new_blocks
-from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")

@@ -18,7 +18,7 @@ from alignedserve.engine.choices import (
 )
 from alignedserve.engine.config import EngineConfig
 from alignedserve.kernels.cpu.library import loaded
-from alignedserve.layer_groups import one_group
+from alignedserve.kv.groups import one_group
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
 

@@ -13,8 +13,8 @@ import pytest
 from alignedserve import LLM, SamplingParams
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
+from alignedserve.kv.span import TILE_TOKENS, KvSpan
 from alignedserve.offline.local_instance import LocalInstance
-from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.types import RequestId

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import Segment
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.hub import Hub
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, UsePool, Welcome
 from alignedserve.types import Epoch, InstanceId
 from tests.instance import serve

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.span import KvSpan
 from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_span import KvSpan
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cache
 
 NO_BLOCK = -1

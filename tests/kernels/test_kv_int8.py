@@ -16,7 +16,7 @@ from alignedserve.kernels.kv_int8 import (
     quantise_torch,
     stored_bytes,
 )
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 
 NATIVE = [torch.float32, torch.bfloat16]
 WAYS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.kv_rows import FP8, INT8
-from alignedserve.layer_groups import LayerGroups, layer_groups
+from alignedserve.kv.groups import LayerGroups, layer_groups
 from alignedserve.ops.base import Ops
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from alignedserve.kernels.kv_rows import to_rows
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.groups import LayerGroups
 from alignedserve.ops.adapters import Delta, LayerAdapters
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Linear, Ops
 from alignedserve.ops.experts import Expert, ExpertsSpec

@@ -11,8 +11,8 @@ from tests.test_imports import imports_of
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
     "alignedserve.types",
-    "alignedserve.protocol.kv_format",
-    "alignedserve.protocol.kv_span",
+    "alignedserve.kv.format",
+    "alignedserve.kv.span",
     "alignedserve.protocol.messages",
     "numpy",
     "numpy.typing",

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     Abort,
     Candidates,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, QuadTree, TreeNode, leaf_of
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 
 A, B = RequestKey(1), RequestKey(2)

@@ -7,10 +7,10 @@ from itertools import accumulate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 from tests.kvpool.plain_search import EVERYTHING, PlainIndex, PlainSearch, Pooled, plain_batch
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.process import PoolProcessConfig, open_segment, segments
 from alignedserve.kvpool.segment import DIRECTORY, Segment, scratch_blocks, sweep
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 

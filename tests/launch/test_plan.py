@@ -13,6 +13,7 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
+from alignedserve.kv.span import KvSpan
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.plan import (
     DEFAULT_POOL_BYTES,
@@ -28,7 +29,6 @@ from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.models.presets import PRESETS
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from tests import quantised_checkpoints

@@ -8,7 +8,7 @@ import torch
 
 from alignedserve.kernels.kv_rows import FP8, INT8, from_rows, to_rows
 from alignedserve.kernels.triton import shared_plan
-from alignedserve.layer_groups import GroupedLayer, LayerGroups
+from alignedserve.kv.groups import GroupedLayer, LayerGroups
 from alignedserve.ops import cuda_attention
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.cuda_attention import CudaAttention

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alignedserve.kernels.kv_rows import INT8
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.groups import LayerGroups
 from alignedserve.ops import cuda_attention
 from alignedserve.ops.cuda_ops import CudaOps
 from alignedserve.ops.torch_ops import TorchOps

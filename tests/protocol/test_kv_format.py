@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from alignedserve.kv.format import KV_CACHE_DTYPES, POOL_KV_DTYPES, BlockFormat
 from alignedserve.protocol.hub import difference
-from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, POOL_KV_DTYPES, BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.types import Epoch, InstanceId
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
+from alignedserve.kv.span import TILE_TOKENS, KvSpan
 
 GROUPS = st.sampled_from([(0, 1), (1, 1), (1, 5), (4, 3)])
 SPANS = st.builds(

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import form_batch
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Commit, Submit
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.requests import Phase, RequestState

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import Segment
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.router.fence import DisconnectedWriters, LiveRouterHost
 from alignedserve.types import Epoch, InstanceId

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
 from alignedserve.router.events import Received, Send
 from alignedserve.scheduling.config import SchedulingConfig

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from alignedserve.engine.choices import block_format, choose_num_blocks
 from alignedserve.engine.config import EngineConfig
-from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.groups import LayerGroups, layer_groups, one_group
+from alignedserve.kv.span import KvSpan
 from alignedserve.models.presets import PRESETS
-from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.compare import Comparison

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.block_checks import BlockChecks, Words, are_drawn, checksum
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.mover import Mover, PoolBlocks

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES

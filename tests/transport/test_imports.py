@@ -10,7 +10,7 @@ OURS = (
     "alignedserve.transport",
     "alignedserve.protocol.messages",
     "alignedserve.protocol.handshake",
-    "alignedserve.protocol.kv_format",
+    "alignedserve.kv.format",
     # for a pool whose blocks are not as the cache's
     *("alignedserve.kernels.cpu", "alignedserve.kernels.kv_int8", "alignedserve.kernels.triton.kv_int8"),
     "alignedserve.types",

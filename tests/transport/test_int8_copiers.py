@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import ALONE_BYTES
 from alignedserve.transport.int8_copiers import Int8Buffer, pairs_of

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome, TransferId
 from alignedserve.transport.copiers import GROUP_BYTES, HostCopier, groups
 from alignedserve.transport.mover import Mover, PoolBlocks

@@ -15,8 +15,8 @@ from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.prompts import Prompts
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.outbox import OutputCoalescing
 from alignedserve.router.replay_diff import compare
 from alignedserve.sim.executor import SimEngine

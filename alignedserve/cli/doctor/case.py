@@ -11,6 +11,7 @@ from alignedserve.cli.doctor.gpu_facts import GpuFacts, gpu_facts
 from alignedserve.engine.build import TORCH_DTYPES
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
+from alignedserve.kv.format import BlockFormat
 from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
@@ -23,7 +24,6 @@ from alignedserve.launch.plan import (
 from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_format import BlockFormat
 
 
 class Case:

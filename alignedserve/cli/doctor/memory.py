@@ -19,8 +19,8 @@ from alignedserve.engine.choices import (
     span_of_requests,
 )
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
+from alignedserve.kv.span import KvSpan
 from alignedserve.launch.plan import free_shm_bytes
-from alignedserve.protocol.kv_span import KvSpan
 
 # Largest number of ranks to suggest: most machines have at most eight GPUs.
 _MOST_RANKS = 8

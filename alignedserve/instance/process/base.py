@@ -23,10 +23,10 @@ from alignedserve.instance.loop import Stop, WorkerLoop, WorkerThread
 from alignedserve.instance.process.messenger import Messenger
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import Hello
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.cost import CostModel

@@ -28,7 +28,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.profile.fit_copies import Copied, fit_channel
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.kv.format import BlockFormat
 from alignedserve.timing.cost import Channels
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome

@@ -11,8 +11,8 @@ import torch
 from alignedserve.engine.build import BuiltEngine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import POOL_FACT
+from alignedserve.kv.format import BlockFormat
 from alignedserve.models.config import ModelConfig
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.timing.cost import ExpertCounts
 from alignedserve.version import __version__
 

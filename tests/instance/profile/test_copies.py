@@ -23,8 +23,8 @@ from alignedserve.instance.profile.copies import (
     sizes_of,
 )
 from alignedserve.instance.profile.make import make
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import scratch_blocks
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.timing.cost import FREE_COPIES
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestId

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.layer_groups import MAX_GROUPS, GroupedLayer, layer_groups, one_group
+from alignedserve.kv.groups import MAX_GROUPS, GroupedLayer, layer_groups, one_group
 
 some_windows = st.lists(st.sampled_from([None, 512, 1024]), min_size=1, max_size=100)
 

@@ -1,6 +1,6 @@
 """The layout of a KV block. Two processes exchange blocks only if their formats are equal.
 
-A block is contiguous over all layers of a group (`layer_groups.py`), in most models all layers: [layer, k|v, kv_head,
+A block is contiguous over all layers of a group (`groups.py`), in most models all layers: [layer, k|v, kv_head,
 slot, head_dim]. So it moves as one copy. The slots of a head are adjacent, so attention reads them in one piece. If an
 instance has several ranks, a block holds the KV of all of them, one rank after another. The pool stores whole columns:
 the blocks of all groups, one after another.

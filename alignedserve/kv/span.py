@@ -1,7 +1,7 @@
 """Which blocks of a request's KV are needed.
 
 A request's tokens are cut into columns of `block_size` tokens, and a column has one block per group of layers
-(`layer_groups.py`). Sliding layers attend to the latest tokens only. The columns before the window of the next token
+(`groups.py`). Sliding layers attend to the latest tokens only. The columns before the window of the next token
 are *passed*: sliding layers never read them again, and the request holds no blocks of theirs there.
 
     columns          0 ....... num_passed ......... end .......... num_columns
@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
-from alignedserve.layer_groups import LayerGroups
+from alignedserve.kv.groups import LayerGroups
 
 # Attention on CPUs reads keys in tiles of this many tokens, aligned to multiples of it (kernels/cpu/csrc/key_tile.h).
 # So it also reads the keys that share a tile with the first token of the window, though they do not count.
