@@ -206,13 +206,9 @@ class BackgroundResponses:
         call = await retried(self._prepared, head)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        generation, builder = await request_builder.build(call, service, head.owner)
+        builder, usage = await request_builder.collect(call, service, head.owner)
         assert isinstance(builder, ResponsesBuilder)
-        try:
-            await generation.collect(builder.add)
-        finally:
-            generation.close()
-        state = builder.finished(generation.usage)
+        state = builder.finished(usage)
         return state | {"id": head.id, "created_at": head.created_at}, builder.output
 
     async def _prepared(self, head: ResponseHead) -> Prepared:
