@@ -92,7 +92,7 @@ class BatchRunner:
     def cancel(self, job_id: JobId) -> None:
         """Stops this gateway's lines of a job that is being cancelled. Other gateways notice at their next look."""
         for lease, (run, _) in self._held.items():
-            if lease.job_id == job_id:
+            if lease.id == job_id:
                 run.cancel()
         self.wake()
 
@@ -175,10 +175,10 @@ class BatchRunner:
         except Exception as error:
             # The lease is not released: it expires, which delays the next try.
             if not _is_lost(error):
-                log.exception("job %s failed, and is tried again", lease.job_id)
+                log.exception("job %s failed, and is tried again", lease.id)
 
     def _running(self) -> list[JobId]:
-        return [lease.job_id for lease, (run, _) in self._held.items() if run.stage == "run"]
+        return [JobId(lease.id) for lease, (run, _) in self._held.items() if run.stage == "run"]
 
     async def _let_go(self, lease: Lease) -> None:
         with contextlib.suppress(StoreAway):

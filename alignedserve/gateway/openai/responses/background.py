@@ -146,7 +146,7 @@ class BackgroundResponses:
 
     def _stop(self, response_id: ResponseId) -> None:
         for lease, task in self._held.items():
-            if ResponseId(lease.job_id) == response_id:
+            if lease.id == response_id:
                 task.cancel()
 
     def _over(self, lease: Lease) -> None:
@@ -155,7 +155,7 @@ class BackgroundResponses:
 
     async def _work(self, lease: Lease) -> None:
         try:
-            head = await retried(self._store.head, ResponseId(lease.job_id))
+            head = await retried(self._store.head, ResponseId(lease.id))
             if head is None or head.is_over:
                 return
             num_falls = await retried(self._store.begin, lease)
