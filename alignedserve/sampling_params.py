@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -118,14 +118,6 @@ class SamplingParams:
     def is_plain_greedy(self) -> bool:
         """Whether the likeliest token is all that is needed. The only pass over the logits is then the argmax."""
         return self.is_greedy and not self.edits_logits and self.logprobs is None
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> SamplingParams:
-        known = {f.name for f in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise InvalidRequest(f"{name}: unknown sampling parameter; known: {', '.join(sorted(known))}")
-        return cls(**values)
 
 
 # field: (type, lowest, highest, text for errors). None is allowed where it is the default.

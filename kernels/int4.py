@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from alignedserve.kernels.quantised import INT4, QuantisedWeight, linear_quantised
+from alignedserve.kernels.quantised import INT4, QuantisedWeight
 
 GROUP, ZERO, LARGEST_CODE = 32, 8, 15
 # Bytes of a weight, with its share of the scale.
@@ -43,11 +43,3 @@ def _of_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     inverse = torch.where(scales != 0, 1 / scales.float(), 0.0)
     codes = ((values * inverse).round() + ZERO).clamp(0, LARGEST_CODE)
     return codes.to(torch.uint8), scales.squeeze(2)
-
-
-def linear_int4(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns x @ weight.T + bias, in float32, for the result of `quantise_groups`."""
-    whole = codes.flatten(1)[:, : x.shape[1]]
-    return linear_quantised(x, QuantisedWeight(INT4, whole, scales, None, GROUP), bias)

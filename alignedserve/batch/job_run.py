@@ -42,6 +42,7 @@ from alignedserve.store import (
     Contents,
     Delivery,
     FileRecord,
+    JobId,
     JobRecord,
     Lease,
     LineResult,
@@ -116,7 +117,7 @@ class JobRun:
         in a group."""
         store = self.shared.store
         while not self.shared.stopping.is_set():
-            job = await retried(store.job, self.lease.job_id)
+            job = await retried(store.job, JobId(self.lease.id))
             # An ended job may have been deleted.
             if job is None or job.is_over or stage_of(job) != self.stage:
                 return

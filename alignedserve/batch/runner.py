@@ -27,11 +27,11 @@ from alignedserve.store import (
     ContentsInStore,
     JobId,
     Lease,
-    LeaseLost,
     Stage,
     Store,
     StoreAway,
 )
+from alignedserve.store.leased_work import LeasedWork
 from alignedserve.store.polling import StorePoller
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class BatchRunner:
             asyncio.Event(),
             hooks or JobHooks(),
         )
-        self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
+        self._runs: dict[Lease, JobRun] = {}
+        self._leased = LeasedWork(store.release, self._over, "job")
         self._poller = StorePoller(self._look_and_tell, config.look_s, "jobs")
         # These run beside the looks: with a slow store or bucket they are slow, and leases must be renewed meanwhile.
         self._tidying = _BackgroundTask(self._tidy, "tidying up")
@@ -91,8 +92,8 @@ class BatchRunner:
 
     def cancel(self, job_id: JobId) -> None:
         """Stops this gateway's lines of a job that is being cancelled. Other gateways notice at their next look."""
-        for lease, (run, _) in self._held.items():
-            if lease.job_id == job_id:
+        for lease, run in self._runs.items():
+            if lease.id == job_id:
                 run.cancel()
         self.wake()
 
@@ -109,23 +110,18 @@ class BatchRunner:
             await self._poller.run()
             await self._until_done()
         finally:
-            for _, task in self._held.values():
-                task.cancel()
+            await self._leased.cancel()
             await self._forecasting.cancel()
             await self._tidying.cancel()
-            await asyncio.gather(*self._tasks(), return_exceptions=True)
             await self._shared.reader.aclose()
 
     async def _until_done(self) -> None:
         """Waits for the running lines, and renews their jobs' leases meanwhile."""
         give_up_s = time.monotonic() + self._patience_s
-        while self._held and (left_s := give_up_s - time.monotonic()) > 0:
-            await asyncio.wait(self._tasks(), timeout=min(left_s, self._config.look_s))
+        while self._runs and (left_s := give_up_s - time.monotonic()) > 0:
+            await asyncio.wait(self._leased.tasks.values(), timeout=min(left_s, self._config.look_s))
             with contextlib.suppress(StoreAway):
                 await self._renew()
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [task for _, task in self._held.values()]
 
     async def _look_and_tell(self) -> None:
         try:
@@ -148,54 +144,28 @@ class BatchRunner:
         self._tidying.begin()
 
     async def _take(self, stage: Stage) -> None:
-        num_held = sum(run.stage == stage for run, _ in self._held.values())
+        num_held = sum(run.stage == stage for run in self._runs.values())
         if free := max(0, self._places[stage] - num_held):
             config = self._config
             for lease in await self._store.take(stage, self._name, config.lease_s, time.time(), free):
-                self._begin(lease, stage)
+                self._runs[lease] = JobRun(self._shared, lease, stage)
+                self._leased.begin(lease, self._work)
 
-    def _begin(self, lease: Lease, stage: Stage) -> None:
-        run = JobRun(self._shared, lease, stage)
-        task = asyncio.create_task(self._work(lease, run))
-        self._held[lease] = run, task
-        task.add_done_callback(lambda _: self._over(lease))
+    async def _work(self, lease: Lease) -> None:
+        await self._runs[lease].run()
+        await self._leased.release(lease)
 
     def _over(self, lease: Lease) -> None:
-        del self._held[lease]
+        del self._runs[lease]
         # The job may be in its next stage, and a place is free.
         self.wake()
 
-    async def _work(self, lease: Lease, run: JobRun) -> None:
-        try:
-            await run.run()
-            await self._let_go(lease)
-        except asyncio.CancelledError:
-            await self._let_go(lease)
-            raise
-        except Exception as error:
-            # The lease is not released: it expires, which delays the next try.
-            if not _is_lost(error):
-                log.exception("job %s failed, and is tried again", lease.job_id)
-
     def _running(self) -> list[JobId]:
-        return [lease.job_id for lease, (run, _) in self._held.items() if run.stage == "run"]
-
-    async def _let_go(self, lease: Lease) -> None:
-        with contextlib.suppress(StoreAway):
-            await self._store.release(lease)
+        return [JobId(lease.id) for lease, run in self._runs.items() if run.stage == "run"]
 
     async def _renew(self) -> None:
-        """Renews the leases. While the store is down, no other gateway can take them."""
-        leases = list(self._held)
-        states = await self._store.renew(leases, self._config.lease_s)
-        for lease, state in zip(leases, states, strict=True):
-            if lease not in self._held:
-                continue
-            run, task = self._held[lease]
-            if state == "lost":
-                task.cancel()
-            elif state == "cancelling":
-                run.cancel()
+        for lease in await self._leased.renew(self._store.renew, self._config.lease_s):
+            self._runs[lease].cancel()
 
     async def _estimate(self) -> None:
         await self.forecast.look(self._running())
@@ -236,9 +206,3 @@ class _BackgroundTask:
                 await self._work()
         except Exception:
             log.exception("%s failed, and is tried again", self._what)
-
-
-def _is_lost(error: BaseException) -> bool:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return isinstance(error, LeaseLost)

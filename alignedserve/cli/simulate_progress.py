@@ -57,10 +57,6 @@ class ProgressLines:
         # A reader that does not read must not delay the end.
         self._thread.join(timeout=1.0)
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
     def begin(self, name: str, total: int) -> None:
         self._name, self._num_done, self._total = name, 0, total
 

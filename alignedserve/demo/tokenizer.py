@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, PIECE, PIECES, SPECIAL_TOKENS, SYSTEM, USER
+from alignedserve.demo.vocabulary import END, PAD, PIECE, PIECES, SPECIAL_TOKENS
 
 # The number of embedding rows is a multiple of this. Unused tokens fill the rest.
 VOCAB_MULTIPLE = 64
@@ -52,12 +52,6 @@ def build_tokenizer() -> Tokenizer:
         [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *reserved)]
     )
     return tokenizer
-
-
-def chat_text(messages: list[tuple[str, str]]) -> str:
-    """Returns the text that the chat template renders from (role, content) pairs."""
-    markers = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
-    return "".join(f"{markers[role]}{content}{END}" for role, content in messages)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_len: int) -> None:

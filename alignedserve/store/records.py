@@ -156,17 +156,18 @@ class LineResult(msgspec.Struct, frozen=True):
 
 
 class LeaseLost(Exception):
-    """Another gateway, or none, holds the job now."""
+    """Another gateway, or none, has the lease now."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    job_id: JobId
-    # Unique among all leases of a job.
+    # The id of a job, a response or a delivery.
+    id: str
+    # Unique among all leases of the same id.
     token: str
 
     def lost(self) -> LeaseLost:
-        return LeaseLost(f"job {self.job_id}: lease {self.token} is lost")
+        return LeaseLost(f"{self.id}: lease {self.token} is lost")
 
 
 # The state of a lease at its renewal.

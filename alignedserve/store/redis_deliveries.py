@@ -1,7 +1,7 @@
 """Deliveries of webhooks on Redis.
 
 Keys: `delivery:ID`, a record; `open:delivering`, pending ones by due time; `deliveries-refused`, the number of refused
-ones. Leases work as for jobs (redis_store.py).
+ones; and the keys of leases (redis_leases.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from alignedserve.store.deliveries import MAX_PENDING, Delivery, DeliveryStore
-from alignedserve.store.records import JobId, Lease
-from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.scripts import PREFIX, RELEASE, TAKE
+from alignedserve.store.records import Lease
+from alignedserve.store.redis_leases import RedisLeases
+from alignedserve.store.scripts import PREFIX, TAKE
 
 # For scripts that store deliveries with something else. Arguments from `first` on: id, record, due time.
 DELIVER = f"""
@@ -58,7 +58,7 @@ return tonumber(count or '0')
 
 
 class RedisDeliveries(DeliveryStore):
-    def __init__(self, redis: RedisConnection, check: Callable[[int, Lease | None], int]) -> None:
+    def __init__(self, redis: RedisLeases, check: Callable[[int, Lease | None], int]) -> None:
         """`check` raises the error for a script's negative answer."""
         self._redis = redis
         self._check = check
@@ -66,23 +66,21 @@ class RedisDeliveries(DeliveryStore):
     async def take(self, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
         if not await self._redis.call(self._redis.due(f"{PREFIX}open:delivering", now, 1)):
             return []
-        token = f"{await self._redis.call(self._redis.next_number())}:{holder}"
-        found = await self._run(TAKE, "delivering", now, token, round(seconds * 1000), count)
-        return [Lease(JobId(each.decode()), token) for each in found]
+        return await self._redis.taken(TAKE, holder, seconds, count, "delivering", now)
 
     async def get(self, lease: Lease) -> Delivery | None:
-        found = await self._redis.call(self._redis.get(f"{PREFIX}delivery:{lease.job_id}"))
+        found = await self._redis.call(self._redis.get(f"{PREFIX}delivery:{lease.id}"))
         return None if found is None else msgspec.msgpack.decode(found, type=Delivery)
 
     async def end(self, lease: Lease) -> None:
-        self._check(await self._run(_END, lease.token, lease.job_id), lease)
+        self._check(await self._run(_END, lease.token, lease.id), lease)
 
     async def put_off(self, lease: Lease, delivery: Delivery, due_at: float) -> None:
-        args = lease.token, lease.job_id, msgspec.msgpack.encode(delivery), due_at
+        args = lease.token, lease.id, msgspec.msgpack.encode(delivery), due_at
         self._check(await self._run(_PUT_OFF, *args), lease)
 
     async def release(self, lease: Lease) -> None:
-        await self._run(RELEASE, lease.token, lease.job_id)
+        await self._redis.release(lease)
 
     async def refused(self) -> int:
         return int(await self._run(_REFUSED))

@@ -13,7 +13,7 @@ from typing import Any
 from alignedserve.store.base import StoreLimits
 from alignedserve.store.homes.base import StoreAway
 from alignedserve.store.records import Lease
-from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.redis_leases import RedisLeases
 from alignedserve.store.responses import ConversationFull, Pieces, ResponseGone
 from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST, TOO_MANY_ITEMS
 
@@ -30,7 +30,7 @@ STAGED_S = 600
 class RedisParts:
     def __init__(
         self,
-        redis: RedisConnection,
+        redis: RedisLeases,
         limits: Callable[[], StoreLimits],
         check: Callable[[int, Lease | None], int],
     ) -> None:

@@ -2,7 +2,7 @@
 
 Keys: `response-head:ID`, a head; `response-part:ID:NAME`, a part; `open:responses`, unfinished ones by age;
 `unanswered@OWNER`, an owner's unfinished ones by age; `asking`, the owners of these by their last turn;
-`expiring-heads`, all responses by expiry. Leases work as for jobs (redis_store.py).
+`expiring-heads`, all responses by expiry; and the keys of leases (redis_leases.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from alignedserve.store.base import NUM_AT_A_TIME
 from alignedserve.store.deliveries import Delivery
-from alignedserve.store.records import JobId, Lease, LeaseState, Order
+from alignedserve.store.records import Lease, LeaseState, Order
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_deliveries import delivery_args
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
@@ -37,9 +37,8 @@ from alignedserve.store.responses import (
     Turn,
     sizes_of,
 )
-from alignedserve.store.scripts import BEGIN_LINES, PREFIX, RELEASE, RENEW
+from alignedserve.store.scripts import BEGIN_LINES, PREFIX
 
-_LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 _HEAD = f"{PREFIX}response-head:"
 _EXPIRING = f"{PREFIX}expiring-heads"
 # The line number of a response. Jobs have many lines, a response has one.
@@ -107,22 +106,17 @@ class RedisResponses(RedisParts, ResponseStore):
         return [head for head in found if head]
 
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
-        token = f"{await self._redis.call(self._redis.next_number())}:{holder}"
-        found = await self._run(TAKE, token, _milliseconds(seconds), count, max_of_owner)
-        return [Lease(JobId(each.decode()), token) for each in found]
+        return await self._redis.taken(TAKE, holder, seconds, count, max_of_owner)
 
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:
-        if not leases:
-            return []
-        words = [word for lease in leases for word in (lease.job_id, lease.token)]
-        return [_LEASE_STATES[each] for each in await self._run(RENEW, _milliseconds(seconds), *words)]
+        return await self._redis.renew(leases, seconds)
 
     async def release(self, lease: Lease) -> None:
-        await self._run(RELEASE, lease.token, lease.job_id)
+        await self._redis.release(lease)
 
     async def begin(self, lease: Lease) -> int:
-        self._check(await self._run(BEGIN_LINES, lease.token, lease.job_id, _LINE), lease)
-        found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.job_id}", str(_LINE)))
+        self._check(await self._run(BEGIN_LINES, lease.token, lease.id, _LINE), lease)
+        found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.id}", str(_LINE)))
         return int(found or 0)
 
 
@@ -142,7 +136,3 @@ def _num_bytes_of(turn: Turn, parts: Mapping[Part, Pieces]) -> int:
 
 def _encode(head: ResponseHead) -> bytes:
     return msgspec.msgpack.encode(head)
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

@@ -5,10 +5,8 @@ All keys have one prefix:
 - Files: `file:ID`, a record; `data:ID`, a hash of its chunks by number; `apart`, a hash of the bytes of outside content
   by file; `uses:ID`, open jobs that read it; `uploads`, uncommitted files by expiry; `uploaders`, a hash of their
   owners.
-- Jobs: `job:ID`, a record; `holder:ID`, its last holder's token; `lease:ID`, the same until it expires; `place:ID`, a
-  deleted job's position and owner.
-- Lines of a job: `running:ID`, those that run; `falls:ID`, a hash of crash counts by line; `results:ID`, a hash by
-  line; `tally:ID`, a hash of counts.
+- Jobs: `job:ID`, a record; `place:ID`, a deleted job's position and owner; `results:ID`, a hash by line; `tally:ID`, a
+  hash of counts; and the keys of leases (redis_leases.py).
 - Counters: `bytes` and `bytes@OWNER`, stored bytes; `bytes-apart` and `bytes-apart@OWNER`, bytes outside the store.
 - Others: `state:NAME`, bytes; `identity`, the store's unique name; `format`, the version of this layout.
 
@@ -47,14 +45,14 @@ from alignedserve.store.records import (
     JobId,
     JobRecord,
     Lease,
-    LeaseState,
     LineResult,
     Order,
     Purpose,
     Tally,
 )
-from alignedserve.store.redis_connection import RedisConnection, asks
+from alignedserve.store.redis_connection import asks
 from alignedserve.store.redis_deliveries import DELIVER, RedisDeliveries, delivery_args
+from alignedserve.store.redis_leases import RedisLeases
 from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.response_scripts import DROP_OLD_RESPONSE
 from alignedserve.store.responses import ResponseStore
@@ -64,10 +62,9 @@ from alignedserve.store.scripts import PREFIX
 _NUM_LINES = 1024
 # The version of the stored layout. Owners came with 2, parts of responses with 3.
 FORMAT = b"3"
-_LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
 
-class RedisStore(RedisConnection, Store):
+class RedisStore(RedisLeases, Store):
     def __init__(self, url: str, limits: StoreLimits | None = None) -> None:
         """Raises ValueError for an invalid URL."""
         super().__init__(url)
@@ -260,39 +257,22 @@ class RedisStore(RedisConnection, Store):
 
     # ---- leases ----
 
-    @asks
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        # Tokens are unique. A token with which no job is taken is never used again.
         wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in STATUSES[stage]]
         if stage == "end":
             wanted.append(("in_progress", now))
         leases: list[Lease] = []
         for status, due_by in wanted:
             left = count - len(leases)
-            if not left or not await self._redis.zcount(_key("open", status), "-inf", due_by):
-                continue
-            token = f"{await self._redis.incr(_key('sequence'))}:{holder}"
-            found = await self.run(scripts.TAKE, status, due_by, token, _milliseconds(seconds), left)
-            leases += [Lease(JobId(each.decode()), token) for each in found]
+            if left and await self.call(self._redis.zcount(_key("open", status), "-inf", due_by)):
+                leases += await self.taken(scripts.TAKE, holder, seconds, left, status, due_by)
         return leases
-
-    @asks
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:
-        if not leases:
-            return []
-        words = [word for lease in leases for word in (lease.job_id, lease.token)]
-        found = await self.run(scripts.RENEW, _milliseconds(seconds), *words)
-        return [_LEASE_STATES[each] for each in found]
-
-    @asks
-    async def release(self, lease: Lease) -> None:
-        await self.run(scripts.RELEASE, lease.token, lease.job_id)
 
     # ---- results ----
 
     @asks
     async def begin_lines(self, lease: Lease, lines: Sequence[int]) -> None:
-        self._check(await self.run(scripts.BEGIN_LINES, lease.token, lease.job_id, *lines), lease)
+        self._check(await self.run(scripts.BEGIN_LINES, lease.token, lease.id, *lines), lease)
 
     @asks
     async def falls(self, job_id: JobId) -> dict[int, int]:
@@ -305,7 +285,7 @@ class RedisStore(RedisConnection, Store):
     ) -> None:
         count = "num_failed" if result.is_error else "num_completed"
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
-        args = [lease.token, lease.job_id, line, _encode(result), count, *tokens, owner]
+        args = [lease.token, lease.id, line, _encode(result), count, *tokens, owner]
         ending = f"num_{result.ending}" if result.ending else ""
         args += [*self._byte_limits(is_bounded), result.num_line_bytes, ending]
         done = await self.run(scripts.PUT_RESULT, *args)
@@ -474,7 +454,3 @@ def _tally(found: Mapping[bytes, bytes]) -> Tally:
     counts = {name.decode(): int(count) for name, count in found.items()}
     # A gateway of a later version may store more counts.
     return Tally(**{name: count for name, count in counts.items() if name in Tally.__struct_fields__})
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

@@ -227,12 +227,7 @@ for turn = 1, count do
     local id = free[owner][turn]
     if id and turn <= room[owner] and #found < count then
       redis.call('ZADD', key('asking'), redis.call('INCR', key('sequence')), owner)
-      redis.call('SET', key('lease', id), token, 'PX', milliseconds)
-      redis.call('SET', key('holder', id), token)
-      for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
-        redis.call('HINCRBY', key('falls', id), line, 1)
-      end
-      redis.call('DEL', key('running', id))
+      lease_to(token, milliseconds, id)
       found[#found + 1] = id
     end
   end

@@ -101,7 +101,17 @@ local function commit(record, id, owner, purpose, expires_at)
   if expires_at ~= '' then redis.call('ZADD', key('expiring'), expires_at, id) end
 end
 
--- whether this is the job's last holder: an expired lease counts until another holder takes the job
+-- gives a lease to a new holder; lines that the holder before it left running have crashed with it
+local function lease_to(token, milliseconds, id)
+  redis.call('SET', key('lease', id), token, 'PX', milliseconds)
+  redis.call('SET', key('holder', id), token)
+  for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
+    redis.call('HINCRBY', key('falls', id), line, 1)
+  end
+  redis.call('DEL', key('running', id))
+end
+
+-- whether this is the last holder: an expired lease counts until another holder takes it
 local function is_held(id, token) return redis.call('GET', key('holder', id)) == token end
 
 local function let_go(id) redis.call('DEL', key('holder', id), key('lease', id), key('running', id)) end
@@ -265,25 +275,21 @@ deliver(rest)
 return 1
 """
 
-# Arguments: status; latest due time or '+inf'; token; milliseconds; the most to take.
+# Arguments: token; milliseconds; the most to take; status; latest due time or '+inf'.
 TAKE = """
+local token, milliseconds, count, status, due_by = unpack(ARGV)
 local found = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('open', ARGV[1]), '-inf', ARGV[2])) do
-  if #found == tonumber(ARGV[5]) then break end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('open', status), '-inf', due_by)) do
+  if #found == tonumber(count) then break end
   if redis.call('EXISTS', key('lease', id)) == 0 then
-    redis.call('SET', key('lease', id), ARGV[3], 'PX', ARGV[4])
-    redis.call('SET', key('holder', id), ARGV[3])
-    for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
-      redis.call('HINCRBY', key('falls', id), line, 1)
-    end
-    redis.call('DEL', key('running', id))
+    lease_to(token, milliseconds, id)
     found[#found + 1] = id
   end
 end
 return found
 """
 
-# Arguments: milliseconds; per lease: job, token. The answer per lease is 0: lost, 1: held, 2: held and the job is being
+# Arguments: milliseconds; per lease: id, token. The answer per lease is 0: lost, 1: held, 2: held and the job is being
 # cancelled.
 RENEW = """
 local found = {}
@@ -299,7 +305,7 @@ end
 return found
 """
 
-# Arguments: token, job.
+# Arguments: token, id.
 RELEASE = "if is_held(ARGV[2], ARGV[1]) then let_go(ARGV[2]) end return 1"
 
 # Arguments: token, job, lines.

@@ -53,10 +53,6 @@ class Tokenizer:
         return self._chat_templates.source(has_tools)
 
     @cached_property
-    def bos_token_id(self) -> int | None:
-        return self._special_id("bos_token")
-
-    @cached_property
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from alignedserve.demo import MODEL_DIR
 from alignedserve.demo.evaluate import Answerer, held_out
-from alignedserve.demo.tokenizer import build_tokenizer, chat_text
+from alignedserve.demo.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -43,4 +43,5 @@ def test_chat_template() -> None:
         tokenize=False,
         add_generation_prompt=True,
     )
-    assert templated == chat_text(messages) + "<|assistant|>"
+    turns = [f"<|{role}|>{content}<|end|>" for role, content in messages]
+    assert templated == "".join(turns) + "<|assistant|>"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.kernels.int4 import GROUP, ZERO, linear_int4, quantise_groups
+from alignedserve.kernels.int4 import GROUP, ZERO, quantise_groups, quantise_int4
 from alignedserve.kernels.int8 import LARGEST, MAX_IN_FEATURES, linear_int8, quantise_columns
+from alignedserve.kernels.quantised import linear_quantised
 from alignedserve.ops.base import Activation, Linear, Ops
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.quantise import FP8, INT4, INT8, QUANTISERS
@@ -85,7 +86,7 @@ def test_largest_values_are_summed_without_an_error() -> None:
     x = torch.full((13, k), 2.0)
     expected = {
         INT8: linear_int8(x, *quantise_columns(weight), None),
-        INT4: linear_int4(x, *quantise_groups(weight), None),
+        INT4: linear_quantised(x, quantise_int4(weight), None),
     }
     for scheme in SCHEMES:
         ops = CpuOps(torch.float32, quantization=scheme)

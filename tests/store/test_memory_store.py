@@ -55,7 +55,7 @@ class Compared(RuleBasedStateMachine):
         limits = LIMITS
         self.redis = RedisStore(self.url, limits)
         self.memory = MemoryStore(time.time, limits)
-        self.leases = [Lease("batch_0", "0:nobody")]  # type: ignore[arg-type]
+        self.leases = [Lease("batch_0", "0:nobody")]
         self.files: dict[str, FileRecord] = {}
         self.jobs: dict[str, JobRecord] = {}
         self.runner.run(self.redis._redis.flushall())
@@ -68,7 +68,7 @@ class Compared(RuleBasedStateMachine):
             self.add_job(f"batch_{number}", owner, f"file-{number}", 50 - number)
         self.leases += self.ask("take", "validate", "me", LONG_S, 0, 2)
         for lease in self.leases[1:]:
-            job = self.look(lease.job_id)
+            job = self.look(lease.id)
             if job and self.ask("replace_job", job, replace(job, status=status), lease):
                 self.ask("begin_lines", lease, [1, 2, 3])
 
@@ -240,7 +240,7 @@ class Compared(RuleBasedStateMachine):
         old = replace(job, num_lines=77) if is_old else job
         new = replace(job, status=status, num_lines=job.num_lines + 1)
         lease = None if which is None else self.leases[which % len(self.leases)]
-        if lease is None or lease.job_id != job_id or not num_files:
+        if lease is None or lease.id != job_id or not num_files:
             self.ask("replace_job", old, new, lease)
             return
         output: Any = f"file-out-{job_id}"
@@ -294,7 +294,7 @@ class Compared(RuleBasedStateMachine):
         self, which: int, owner: str, line: int, is_error: bool, text: bytes, is_bounded: bool, ending: Any
     ) -> None:
         lease = self.leases[-1 - which % len(self.leases)]
-        job = self.look(lease.job_id)
+        job = self.look(lease.id)
         result = LineResult(is_error, text, 3, 2, 1, ending=ending)
         self.ask("put_result", lease, job.owner if job else owner, line, result, is_bounded)
 

@@ -166,9 +166,9 @@ def test_one_that_is_not_over_is_somebodys() -> None:
         for number in (2, 1):
             await responses.add(head(number, "queued"), parts)
         (first,) = await responses.take("me", 60, 1, 9)
-        assert first.job_id == "resp_1"
+        assert first.id == "resp_1"
         (second,) = await responses.take("you", 60, 5, 9)
-        assert second.job_id == "resp_2" and await responses.take("you", 60, 5, 9) == []
+        assert second.id == "resp_2" and await responses.take("you", 60, 5, 9) == []
         assert await responses.renew([first, second], 60) == ["held", "held"]
         begun = replace(head(1, "queued"), state=b'{"x": 2}')
         assert await responses.replace(head(1, "queued"), begun, first)
@@ -199,10 +199,10 @@ def test_owners_have_turns() -> None:
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
         for number in range(5):
             await responses.add(head(number, "queued"), PARTS)
-        assert [each.job_id for each in await responses.take("me", 60, 2, 9)] == ["resp_0", "resp_1"]
+        assert [each.id for each in await responses.take("me", 60, 2, 9)] == ["resp_0", "resp_1"]
         await responses.add(head(5, "queued", owner="b"), PARTS)
         await responses.add(head(6, "queued", owner="b"), PARTS)
-        taken = [(await responses.take("me", 60, 1, 9))[0].job_id for _ in range(5)]
+        taken = [(await responses.take("me", 60, 1, 9))[0].id for _ in range(5)]
         assert taken == ["resp_5", "resp_2", "resp_6", "resp_3", "resp_4"]
 
     play(scenario)
@@ -213,14 +213,14 @@ def test_an_owner_has_a_share_of_a_holders_places() -> None:
         for number in range(5):
             await responses.add(head(number, "queued"), PARTS)
         first = await responses.take("me", 60, 4, 2)
-        assert [each.job_id for each in first] == ["resp_0", "resp_1"]
+        assert [each.id for each in first] == ["resp_0", "resp_1"]
         assert await responses.take("me", 60, 4, 2) == []
         await responses.add(head(5, "queued", owner="b"), PARTS)
-        assert [each.job_id for each in await responses.take("me", 60, 4, 2)] == ["resp_5"]
+        assert [each.id for each in await responses.take("me", 60, 4, 2)] == ["resp_5"]
         # another gateway has places of its own
-        assert [each.job_id for each in await responses.take("you", 60, 1, 2)] == ["resp_2"]
+        assert [each.id for each in await responses.take("you", 60, 1, 2)] == ["resp_2"]
         await responses.release(first[0])
-        assert [each.job_id for each in await responses.take("me", 60, 4, 2)] == ["resp_0"]
+        assert [each.id for each in await responses.take("me", 60, 4, 2)] == ["resp_0"]
         # where no keys are needed, all are one owner
         for number in range(6, 10):
             await responses.add(head(number, "queued", owner=""), PARTS)

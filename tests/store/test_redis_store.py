@@ -207,7 +207,7 @@ def test_the_most_urgent_job_is_the_first() -> None:
         jobs = [await a_job(store, expires_at=expires_at) for expires_at in (300, 100, 200)]
         leases = await store.take("validate", "a", 60, 0, 2)
         leases += await store.take("validate", "b", 60, 0, 2)
-        assert [lease.job_id for lease in leases] == [jobs[1].id, jobs[2].id, jobs[0].id]
+        assert [lease.id for lease in leases] == [jobs[1].id, jobs[2].id, jobs[0].id]
         page = await store.list_jobs("", None, 2)
         assert page and page.ids == [jobs[2].id, jobs[1].id] and page.has_more
 
@@ -522,7 +522,7 @@ def test_a_job_that_is_over_is_deleted_from_all_listings() -> None:
                     assert page and page.ids == (ids if order == "desc" else ids[::-1])
         # It was validated before it was added.
         (lease,) = await store.take("run", "a", 60, 0, 9)
-        assert lease.job_id == job.id
+        assert lease.id == job.id
         for line, ending in enumerate(("cancelled", "cancelled", "expired", None), 1):
             result = LineResult(True, b"{}", ending=ending)  # type: ignore[arg-type]
             await store.put_result(lease, "a", line, result)
@@ -583,11 +583,11 @@ def test_jobs_that_are_due_are_brought_to_an_end_whatever_runs() -> None:
         assert await store.replace_job(running, replace(running, status="cancelling"), None)
         assert await store.count_open() == {"in_progress": 2, "cancelling": 1}
         (lease,) = await store.take("end", "a", 60, 499, 9)
-        assert lease.job_id == cancelled.id
+        assert lease.id == cancelled.id
         (lease,) = await store.take("end", "a", 60, 500, 9)
-        assert lease.job_id == early.id
+        assert lease.id == early.id
         (running_lease,) = await store.take("run", "a", 60, 500, 9)
-        assert running_lease.job_id == late.id
+        assert running_lease.id == late.id
 
     play(scenario)
 

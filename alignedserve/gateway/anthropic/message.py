@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.tools.calls import arguments_of

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.generation.generation import Generation, ResponseBuilder
+from alignedserve.gateway.generation.response_builder import ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service, ServiceTier
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.http.fields import check_number, take_unknown
@@ -60,9 +60,9 @@ class CallRunner(Protocol):
     @property
     def embedding_pooling(self) -> str: ...
 
-    async def build(
+    async def collect(
         self, call: Prepared, service: Service, owner: str
-    ) -> tuple[Generation, ResponseBuilder]: ...
+    ) -> tuple[ResponseBuilder, TokenUsage]: ...
 
 
 class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,12 +107,8 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
     async def whole(
         self, runner: CallRunner, service: Service, owner: str
     ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
-        generation, builder = await runner.build(self, service, owner)
-        try:
-            await generation.collect(builder.add)
-        finally:
-            generation.close()
-        return builder.whole(generation.usage), generation.usage.body
+        builder, usage = await runner.collect(self, service, owner)
+        return builder.whole(usage), usage.body
 
     def response_builder(self, answering: CallContext) -> ResponseBuilder:
         raise NotImplementedError

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
+from alignedserve.gateway.generation.endpoint import Prepared, salt_of
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.output_queue import News
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
-from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.text.stop import StopStrings
 from alignedserve.text.tokenizer import Tokenizer
@@ -57,56 +55,6 @@ class TextStream:
 NUM_AT_ONCE, NUM_TOKENS_AT_ONCE = 16, 1 << 17
 
 
-@dataclass(frozen=True)
-class ChoiceDelta:
-    """The new tokens and text of a choice. The first token may have no text yet, and the last delta no tokens."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    finish_reason: str | None
-    # The prompt's log-probabilities, packed. If requested, they come with the first token.
-    prompt_logprobs: bytes = b""
-    # The stop string that ended the choice, with finish_reason "stop".
-    stop_string: str | None = None
-    # Progress of the prompt. Such a delta has no tokens.
-    progress: PromptProgress | None = None
-    # The text of each token, if there are several: tokens are joined if they arrive faster than they are sent.
-    texts: Sequence[str] = ()
-
-    def steps(self) -> Iterator[tuple[str, int]]:
-        """Yields text and its number of tokens, one token at a time where the text of each is known."""
-        if self.texts:
-            yield from ((text, 1) for text in self.texts)
-        else:
-            yield self.text, len(self.token_ids)
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a length limit or a stop string ended the choice, rather than the model."""
-        return self.finish_reason == "length" or self.stop_string is not None
-
-
-@dataclass
-class TokenUsage:
-    num_prompt_tokens: int
-    num_completion_tokens: int = 0
-    # Prompt tokens with KV reused from earlier prompts.
-    num_cached_tokens: int = 0
-
-    @property
-    def body(self) -> dict[str, Any]:
-        prompt, completion = self.num_prompt_tokens, self.num_completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            # OpenAI's API always has this field; vLLM omits it by default.
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
-
-
 @dataclass(eq=False)
 class _OpenChoice:
     key: RequestKey
@@ -115,29 +63,18 @@ class _OpenChoice:
 
 @dataclass(eq=False)
 class Generation:
+    call: Prepared
     islands: Islands
     model: ServedModel
+    # The call's prompts, unpacked.
     prompts: Sequence[list[int]]
-    params: SamplingParams
-    service: Service = field(default_factory=Service)
-    # The name of the parameter that determines the form of the output.
-    structure_name: str = "structured_outputs"
-    # False: the client asks for data that comes with the first token, and not for the token itself.
-    gives_output: bool = True
-    # Whether prompt_logprobs are computed once per prompt, and come with its first choice. They need the whole prompt
-    # computed, and further choices can reuse its KV.
-    asks_prompt_logprobs_once: bool = False
+    service: Service
+    # The owner of the call's API key (http/keys.py).
+    owner: str
     # The predicted length of each prompt's answers.
-    predictions: Sequence[Prediction | None] = ()
+    predictions: Sequence[Prediction | None]
     # Gives each prompt a seed if the call has none.
-    seeds: Random = field(default_factory=Random)
-    # See messages.Request.
-    cache_salt: str = ""
-    reports_progress: bool = False
-    adapter: str = ""
-    owner: str = ""
-    awaits: str = ""
-    brings_results: bool = False
+    seeds: Random
     _choices: list[_OpenChoice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -160,12 +97,14 @@ class Generation:
                 is_next_turn = num_opened >= NUM_AT_ONCE or num_tokens > NUM_TOKENS_AT_ONCE
 
     def _wanted(self) -> Iterator[tuple[list[int], SamplingParams, int, Prediction | None]]:
-        first = replace(self.params, n=1)
-        further = replace(first, prompt_logprobs=None) if self.asks_prompt_logprobs_once else first
-        predictions = self.predictions or [None] * len(self.prompts)
-        for prompt, prediction in zip(self.prompts, predictions, strict=True):
-            seed = self.seeds.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
-            for n in range(self.params.n):
+        params = self.call.params
+        first = replace(params, n=1)
+        # The prompt's log-probabilities are computed once and come with its first choice. They need the whole prompt
+        # computed, and further choices can reuse its KV. In a stream, another choice may begin before the first one.
+        further = first if self.call.is_stream else replace(first, prompt_logprobs=None)
+        for prompt, prediction in zip(self.prompts, self.predictions, strict=True):
+            seed = self.seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
+            for n in range(params.n):
                 yield prompt, further if n else first, child_seed(seed, n), prediction
 
     def close(self) -> None:
@@ -191,7 +130,7 @@ class Generation:
     def _open(
         self, prompt: list[int], params: SamplingParams, seed: int, prediction: Prediction | None
     ) -> None:
-        index = len(self._choices)
+        index, call = len(self._choices), self.call
         request = Request(
             key=new_key(),
             prompt=prompt,
@@ -204,16 +143,16 @@ class Generation:
             deadline_s=self.service.deadline_s,
             request_id=request_id.get() or "",
             slo_defaults=list(self.service.slo_defaults),
-            cache_salt=self.cache_salt,
-            reports_progress=self.reports_progress,
+            cache_salt=salt_of(self.owner, call.cache_salt),
+            reports_progress=call.reports_progress,
             hurries="tbt_s" in self.service.slo_defaults,
             is_pressed=self.service.is_pressed,
-            adapter=self.adapter,
+            adapter=call.adapter,
             # Lines of jobs have a deadline.
             has_next_turn=self.service.deadline_s is None,
             owner=self.owner,
-            awaits=self.awaits,
-            brings_results=self.brings_results,
+            awaits=call.awaits,
+            brings_results=call.brings_results,
         )
         self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
@@ -235,13 +174,14 @@ class Generation:
         kind, _, rest = reason.partition(": ")
         if kind.startswith("structured_outputs"):
             # The grammar compiled, but proved too complex during decoding.
-            return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
+            name = self.call.structure_name
+            return ApiError(400, f"{name}: {rest}", param=name)
         return ApiError(500, f"generation failed: {reason}")
 
     def _take(self, index: int, choice: _OpenChoice, news: NewTokens) -> ChoiceDelta:
         texts: list[str] = []
         taken, reason = 0, news.finish_reason
-        if index % self.params.n == 0:
+        if index % self.call.params.n == 0:
             # A prompt counts once, whatever the number of its choices.
             self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
@@ -251,7 +191,7 @@ class Generation:
                 reason = "stop"
                 self.islands.close(choice.key, reason)
                 break
-        if not self.gives_output:
+        if not self.call.gives_output:
             return ChoiceDelta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
         return ChoiceDelta(
@@ -277,41 +217,3 @@ def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
 
 def new_key() -> RequestKey:
     return RequestKey(1 + secrets.randbelow(2**63 - 1))
-
-
-# ---- answers ---------------------------------------------------------------------------------------------------------
-
-# Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it
-# arrives, at a cost that does not grow with the answer so far. Large parts are made in pieces (http/json_pieces.py).
-
-
-class ResponseBuilder(ABC):
-    """An answer is either made whole, by `add` and `whole`, or streamed, by the other methods."""
-
-    @abstractmethod
-    def add(self, delta: ChoiceDelta) -> None: ...
-
-    @abstractmethod
-    def whole(self, usage: TokenUsage) -> Iterator[Piece]:
-        """Yields the answer, after all deltas were added."""
-
-    def progress(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes:
-        """Returns the event that reports a prompt's progress, in APIs that have one."""
-        return b""
-
-    @abstractmethod
-    def opening(self, delta: ChoiceDelta, usage: TokenUsage) -> Iterable[Piece] | None:
-        """Returns the events before those of `delta`, if there are any. They may be large. `usage` includes this
-        delta."""
-
-    @abstractmethod
-    def events(self, delta: ChoiceDelta, usage: TokenUsage) -> bytes | Iterable[Piece]:
-        """Returns the events of new tokens, in pieces if they may be large. Empty for a token without text."""
-
-    @abstractmethod
-    def end(self, usage: TokenUsage) -> Iterable[Piece]:
-        """Returns the events after the last delta."""
-
-    @abstractmethod
-    def failure(self, error: ApiError) -> bytes | Iterable[Piece]:
-        """Returns the events that end a failed stream."""

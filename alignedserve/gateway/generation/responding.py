@@ -21,11 +21,11 @@ from alignedserve.gateway.generation.endpoint import (
     Endpoints,
     Prepared,
     PreparedCall,
-    salt_of,
     unpacked,
 )
-from alignedserve.gateway.generation.generation import ChoiceDelta, Generation, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.generation import Generation
 from alignedserve.gateway.generation.preparer import Preparer
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service, Slo, service_of
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.errors import ApiError, invalid, unavailable
@@ -48,7 +48,7 @@ from alignedserve.types import InvalidRequest
 
 @dataclass(frozen=True)
 class RequestBuilder:
-    """Builds generations, which are not started, and their response builders. Raises ApiError and InvalidRequest."""
+    """Builds generations and their response builders. Raises ApiError and InvalidRequest."""
 
     model: ServedModel
     islands: Islands
@@ -64,32 +64,25 @@ class RequestBuilder:
     embedding_pooling: str = POOLINGS[0]
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
-        """`owner` is the owner of the call's API key (http/keys.py)."""
+        """Returns a generation that is not started. `owner` is the owner of the call's API key (http/keys.py)."""
         await self._compile(call.params, call.structure_name, owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
         model = self.model.answering_as(call.adapter)
-        generation = Generation(
-            self.islands,
-            model,
-            prompts,
-            call.params,
-            service,
-            call.structure_name,
-            call.gives_output,
-            # In a stream, another choice may begin before the first one.
-            asks_prompt_logprobs_once=not call.is_stream,
-            predictions=predictions,
-            seeds=self.seeds,
-            cache_salt=salt_of(owner, call.cache_salt),
-            reports_progress=call.reports_progress,
-            adapter=call.adapter,
-            owner=owner,
-            awaits=call.awaits,
-            brings_results=call.brings_results,
-        )
+        generation = Generation(call, self.islands, model, prompts, service, owner, predictions, self.seeds)
         answering = CallContext(model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)
+
+    async def collect(
+        self, call: Prepared, service: Service, owner: str
+    ) -> tuple[ResponseBuilder, TokenUsage]:
+        """Runs the call to its end. Returns the builder with all deltas, and the usage."""
+        generation, builder = await self.build(call, service, owner)
+        try:
+            await generation.collect(builder.add)
+        finally:
+            generation.close()
+        return builder, generation.usage
 
     async def _compile(self, params: SamplingParams, name: str, owner: str) -> None:
         """Compiles the schema or grammar, if there is one, which is the value of the parameter `name`. Raises ApiError

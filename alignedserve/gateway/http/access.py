@@ -142,14 +142,11 @@ def _is_of(origin: str, host: str | None) -> bool:
 
 class DrainState:
     def __init__(self) -> None:
-        self._draining = asyncio.Event()
+        # Whether new requests are refused.
+        self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_open: Counter[str] = Counter()
-
-    @property
-    def is_draining(self) -> bool:
-        return self._draining.is_set()
 
     def num_open(self, owner: str) -> int:
         return self._num_open[owner]
@@ -170,10 +167,7 @@ class DrainState:
 
     def begin(self) -> None:
         """Stops accepting new requests. Safe to repeat."""
-        self._draining.set()
-
-    async def until_draining(self) -> None:
-        await self._draining.wait()
+        self.is_draining = True
 
     async def until_idle(self) -> None:
         await self._idle.wait()

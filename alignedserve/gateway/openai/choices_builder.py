@@ -12,7 +12,7 @@ from typing import ClassVar
 import msgspec
 
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
 from alignedserve.gateway.model.served_model import ServedModel

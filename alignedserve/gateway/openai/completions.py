@@ -19,8 +19,8 @@ from alignedserve.gateway.generation.endpoint import (
     checked_prompts,
     fields_of,
 )
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, read_call, respond
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
 from alignedserve.gateway.limits.limits import CallLimits

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import logging
@@ -24,7 +23,8 @@ from msgspec.structs import replace
 
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.network import PublicNetwork
-from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
+from alignedserve.store import Delivery, DeliveryStore, Lease
+from alignedserve.store.leased_work import LeasedWork
 from alignedserve.store.polling import StorePoller
 from alignedserve.store.retry import retried
 from alignedserve.version import __version__
@@ -59,7 +59,7 @@ class Deliverer:
             max_keepalive_connections=0,
             network_backend=PublicNetwork(config.allow_private),
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._leased = LeasedWork(store.release, lambda _: self._poller.wake(), "webhook")
         self._poller = StorePoller(self._look, config.look_s, "webhooks")
 
     def stop(self) -> None:
@@ -71,48 +71,30 @@ class Deliverer:
         try:
             await self._poller.run()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._leased.cancel()
             await self._http.aclose()
 
     async def _look(self) -> None:
-        if free := MAX_AT_A_TIME - len(self._tasks):
+        if free := MAX_AT_A_TIME - len(self._leased.tasks):
             # Twice the time of an attempt, to leave time for what follows it.
             lease_s = 2 * self._config.try_s
             for lease in await self._store.take(self._name, lease_s, time.time(), free):
-                task = asyncio.create_task(self._work(lease))
-                self._tasks.add(task)
-                task.add_done_callback(self._over)
+                self._leased.begin(lease, self._work)
         if refused := await self._store.refused():
             self._counts["dropped"] += refused
             log.warning("webhooks: %d dropped, because too many are pending", refused)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._poller.wake()
-
     async def _work(self, lease: Lease) -> None:
-        try:
-            delivery = await retried(self._store.get, lease)
-            if delivery is None:
-                return
-            problem = await self._tried(delivery)
-            if problem is None:
-                self._counts["delivered"] += 1
-                await retried(self._store.end, lease)
-            else:
-                self._counts["failed"] += 1
-                await self._try_again(lease, delivery, problem)
-        except LeaseLost:
+        delivery = await retried(self._store.get, lease)
+        if delivery is None:
             return
-        except asyncio.CancelledError:
-            with contextlib.suppress(StoreAway):
-                await self._store.release(lease)
-            raise
-        except Exception:
-            # The lease is not released but expires, so that the delivery is not attempted again at once.
-            log.exception("a webhook failed, and will be tried again")
+        problem = await self._tried(delivery)
+        if problem is None:
+            self._counts["delivered"] += 1
+            await retried(self._store.end, lease)
+        else:
+            self._counts["failed"] += 1
+            await self._try_again(lease, delivery, problem)
 
     async def _tried(self, delivery: Delivery) -> str | None:
         """Posts the event. Returns what went wrong. None: it was delivered."""

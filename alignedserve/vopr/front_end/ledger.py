@@ -30,16 +30,16 @@ RECOVERS_S = 10.0
 class Ledger(StoreObserver):
     def __init__(self, clock: Clock, quiet: FaultTimes) -> None:
         # The accepted jobs in their current state.
-        self.jobs: dict[JobId, JobRecord] = {}
-        self.num_stored: Counter[JobId] = Counter()
+        self.jobs: dict[str, JobRecord] = {}
+        self.num_stored: Counter[str] = Counter()
         self._clock = clock
         self._quiet = quiet
-        self._holders: dict[JobId, Lease] = {}
+        self._holders: dict[str, Lease] = {}
         # When each lease was last taken or renewed, and for how many seconds.
         self._renewed: dict[Lease, tuple[float, float]] = {}
         # When its holder learned that each lease was lost.
         self._lost_s: dict[Lease, float] = {}
-        self._results: dict[tuple[JobId, int], LineResult] = {}
+        self._results: dict[tuple[str, int], LineResult] = {}
 
     @property
     def open_jobs(self) -> list[JobId]:
@@ -84,9 +84,9 @@ class Ledger(StoreObserver):
 
     def _take(self, leases: Sequence[Lease], stage: str, holder: str, seconds: float, *_: Any) -> None:
         for lease in leases:
-            if before := self._holders.get(lease.job_id):
+            if before := self._holders.get(lease.id):
                 self._check_lapsed(before)
-            self._holders[lease.job_id] = lease
+            self._holders[lease.id] = lease
             self._renewed[lease] = self._clock.now, seconds
 
     def _check_lapsed(self, lease: Lease) -> None:
@@ -100,20 +100,20 @@ class Ledger(StoreObserver):
                 self._renewed[lease] = self._clock.now, seconds
 
     def _release(self, _: None, lease: Lease) -> None:
-        if self._holders.get(lease.job_id) == lease:
-            del self._holders[lease.job_id]
+        if self._holders.get(lease.id) == lease:
+            del self._holders[lease.id]
 
     def _begin_lines(self, _: None, lease: Lease, lines: Sequence[int]) -> None:
         self._changes(lease)
-        if again := [line for line in lines if (lease.job_id, line) in self._results]:
-            raise Broken(f"lines that have their results begin again (job {lease.job_id}, lines {again})")
+        if again := [line for line in lines if (lease.id, line) in self._results]:
+            raise Broken(f"lines that have their results begin again (job {lease.id}, lines {again})")
 
     def _put_result(self, _: None, lease: Lease, owner: str, line: int, result: LineResult, *__: Any) -> None:
         self._changes(lease)
         # A line may run twice. Its first result counts.
-        if (lease.job_id, line) not in self._results:
-            self._results[lease.job_id, line] = result
-            self.num_stored[lease.job_id] += 1
+        if (lease.id, line) not in self._results:
+            self._results[lease.id, line] = result
+            self.num_stored[lease.id] += 1
 
     def _results_read(self, found: Sequence[LineResult | None], job_id: JobId, lines: Sequence[int]) -> None:
         for line, result in zip(lines, found, strict=False):
@@ -130,7 +130,7 @@ class Ledger(StoreObserver):
         self._replace_job(is_done, old, new, lease)
 
     def _changes(self, lease: Lease) -> None:
-        job = self.jobs[lease.job_id]
+        job = self.jobs[lease.id]
         if self._holders.get(job.id) != lease or job.is_over:
             raise Broken(f"a job was changed by a gateway that has lost it ({job.status}; {lease})")
 

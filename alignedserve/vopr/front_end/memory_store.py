@@ -99,7 +99,7 @@ class MemoryStore(Store):
         self._clock = clock
         self._limits = limits or StoreLimits()
         self._files: defaultdict[str, _StoredFile] = defaultdict(_StoredFile)
-        self._jobs: dict[JobId, _HeldJob] = {}
+        self._jobs: dict[str, _HeldJob] = {}
         self._states: dict[str, bytes] = {}
         self._bytes = StoredBytes(self._limits)
         self._bytes_apart = StoredBytes(self._limits, is_apart=True)
@@ -314,7 +314,7 @@ class MemoryStore(Store):
 
     async def release(self, lease: Lease) -> None:
         if self._is_held(lease):
-            self._jobs[lease.job_id].let_go()
+            self._jobs[lease.id].let_go()
 
     # ---- results ----
 
@@ -447,13 +447,13 @@ class MemoryStore(Store):
         job.let_go()
 
     def _is_held(self, lease: Lease) -> bool:
-        job = self._jobs.get(lease.job_id)
+        job = self._jobs.get(lease.id)
         return job is not None and job.holder == lease.token
 
     def _held(self, lease: Lease) -> _HeldJob:
         if not self._is_held(lease):
             raise lease.lost()
-        return self._jobs[lease.job_id]
+        return self._jobs[lease.id]
 
     def _taken(self, job_id: JobId, token: str, seconds: float) -> Lease:
         job = self._jobs[job_id]
@@ -465,8 +465,8 @@ class MemoryStore(Store):
     def _renewed(self, lease: Lease, seconds: float) -> LeaseState:
         if not self._is_held(lease):
             return "lost"
-        self._jobs[lease.job_id].lapses_s = self._clock() + seconds
-        return "cancelling" if lease.job_id in self._listings["open:cancelling"] else "held"
+        self._jobs[lease.id].lapses_s = self._clock() + seconds
+        return "cancelling" if lease.id in self._listings["open:cancelling"] else "held"
 
 
 def _decoded(data: bytes, kind: type[Record]) -> Record:

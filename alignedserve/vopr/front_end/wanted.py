@@ -58,7 +58,7 @@ class Lines(StoreObserver):
         self._wanted = wanted
         self._chunks: defaultdict[FileId, dict[int, bytes]] = defaultdict(dict)
         # The seeds of each job's lines, of all lines, and of those that have begun.
-        self._seeds: dict[JobId, list[int]] = {}
+        self._seeds: dict[str, list[int]] = {}
         self._all: set[int] = set()
         self._begun: set[int] = set()
         self._is_running: set[JobId] = set()
@@ -71,7 +71,7 @@ class Lines(StoreObserver):
                 self._added(args[0])
             case "begin_lines":
                 lease: Lease = args[0]
-                self._begun |= {self._seeds[lease.job_id][number - 1] for number in args[1]}
+                self._begun |= {self._seeds[lease.id][number - 1] for number in args[1]}
             case "replace_job" | "finish_job" if result:
                 self._replaced(args[1])
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.anthropic.message import MessageBuilder
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
 from alignedserve.gateway.tools.reading import TextReading

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response

@@ -23,7 +23,7 @@ from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.gateway.webhooks.network import PublicNetwork
-from alignedserve.store import FileRecord, JobId, JobRecord, Lease, LeaseLost, deliveries
+from alignedserve.store import FileRecord, JobRecord, Lease, LeaseLost, deliveries
 from alignedserve.store import redis_deliveries as script
 from alignedserve.store.records import new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
@@ -321,7 +321,7 @@ def test_one_that_has_lost_its_lease_changes_nothing() -> None:
         await store.end(again)
         assert await store.get(again) is None
         with pytest.raises(LeaseLost):
-            await store.end(Lease(JobId("evt_none-0"), "x"))
+            await store.end(Lease("evt_none-0", "x"))
         await at.until_none_is_pending()
 
     play(scenario)

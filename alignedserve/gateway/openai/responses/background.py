@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,21 +32,18 @@ from alignedserve.store import (
     ConversationFull,
     Delivery,
     Lease,
-    LeaseLost,
     Part,
     ResponseGone,
     ResponseHead,
     ResponseId,
     ResponseStore,
-    StoreAway,
     StoreFull,
 )
+from alignedserve.store.leased_work import LeasedWork
 from alignedserve.store.polling import StorePoller
 from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
 from alignedserve.store.retry import retried
 from alignedserve.types import InvalidRequest
-
-log = logging.getLogger(__name__)
 
 # Responses that a gateway works on at a time, and those of one owner. Without the latter, one owner could hold all
 # places for as long as its responses take.
@@ -78,7 +74,7 @@ class BackgroundResponses:
         self._config = config or BatchConfig()
         self._memory = memory
         self._kept = KeptResponses(store, request_builder.limits.max_body_bytes)
-        self._held: dict[Lease, asyncio.Task[None]] = {}
+        self._leased = LeasedWork(store.release, lambda _: self._poller.wake(), "response")
         self._is_leaving = False
         self._poller = StorePoller(self._look, self._config.look_s, "responses")
 
@@ -115,65 +111,44 @@ class BackgroundResponses:
     async def leave(self) -> None:
         """Leases no more responses: other gateways do. Returns when the leased ones are answered."""
         self._is_leaving = True
-        while self._held:
-            await asyncio.wait(self._held.values())
+        while tasks := self._leased.tasks:
+            await asyncio.wait(tasks.values())
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
             await self._poller.run()
         finally:
-            for task in self._held.values():
-                task.cancel()
-            await asyncio.gather(*self._held.values(), return_exceptions=True)
+            await self._leased.cancel()
 
     async def _look(self) -> None:
-        await self._renew()
-        free = MAX_AT_A_TIME - len(self._held)
+        await self._leased.renew(self._store.renew, self._config.lease_s)
+        free = MAX_AT_A_TIME - len(self._leased.tasks)
         if free and not self._is_leaving:
             for lease in await self._store.take(self._name, self._config.lease_s, free, MAX_OF_OWNER):
-                task = self._held[lease] = asyncio.create_task(self._work(lease))
-                task.add_done_callback(lambda _, lease=lease: self._over(lease))  # type: ignore[misc]
+                self._leased.begin(lease, self._work)
         for head in await self._store.expired(time.time()):
             await self._store.delete(head)
         await self._store.conversations.drop_expired(time.time())
 
-    async def _renew(self) -> None:
-        leases = list(self._held)
-        for lease, state in zip(leases, await self._store.renew(leases, self._config.lease_s), strict=True):
-            if state != "held" and lease in self._held:
-                self._held[lease].cancel()
-
     def _stop(self, response_id: ResponseId) -> None:
-        for lease, task in self._held.items():
-            if ResponseId(lease.job_id) == response_id:
+        for lease, task in self._leased.tasks.items():
+            if lease.id == response_id:
                 task.cancel()
 
-    def _over(self, lease: Lease) -> None:
-        del self._held[lease]
-        self._poller.wake()
-
     async def _work(self, lease: Lease) -> None:
-        try:
-            head = await retried(self._store.head, ResponseId(lease.job_id))
-            if head is None or head.is_over:
-                return
-            num_falls = await retried(self._store.begin, lease)
-            if num_falls >= self._config.max_num_falls:
-                error = ApiError(500, f"the gateway died {num_falls} times while it was being answered")
-                await self._fail(head, error, lease)
-                return
-            head = await self._begun(head, lease)
-            if head is not None:
-                await self._answer(head, lease)
-        except (LeaseLost, ResponseGone):
+        head = await retried(self._store.head, ResponseId(lease.id))
+        if head is None or head.is_over:
             return
-        except asyncio.CancelledError:
-            await self._let_go(lease)
-            raise
-        except Exception:
-            # The lease is not released but expires, so that the response is not tried again at once.
-            log.exception("a background response failed, and will be tried again")
+        num_falls = await retried(self._store.begin, lease)
+        if num_falls >= self._config.max_num_falls:
+            error = ApiError(500, f"the gateway died {num_falls} times while it was being answered")
+            await self._fail(head, error, lease)
+            return
+        head = await self._begun(head, lease)
+        if head is not None:
+            with contextlib.suppress(ResponseGone):
+                await self._answer(head, lease)
 
     async def _begun(self, head: ResponseHead, lease: Lease) -> ResponseHead | None:
         """Sets the response in progress. Returns None if it was changed meanwhile."""
@@ -206,13 +181,9 @@ class BackgroundResponses:
         call = await retried(self._prepared, head)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        generation, builder = await request_builder.build(call, service, head.owner)
+        builder, usage = await request_builder.collect(call, service, head.owner)
         assert isinstance(builder, ResponsesBuilder)
-        try:
-            await generation.collect(builder.add)
-        finally:
-            generation.close()
-        state = builder.finished(generation.usage)
+        state = builder.finished(usage)
         return state | {"id": head.id, "created_at": head.created_at}, builder.output
 
     async def _prepared(self, head: ResponseHead) -> Prepared:
@@ -250,10 +221,6 @@ class BackgroundResponses:
         found = {"code": error.code or "server_error", "message": error.message}
         state = msgspec.json.decode(head.state) | {"status": "failed", "error": found}
         await self._end(head, state, lease)
-
-    async def _let_go(self, lease: Lease) -> None:
-        with contextlib.suppress(StoreAway):
-            await self._store.release(lease)
 
     def _builder(self, call: PreparedResponse, created: int) -> ResponsesBuilder:
         request_builder = self._request_builder

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Output, run

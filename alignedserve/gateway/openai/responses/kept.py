@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from alignedserve.gateway.generation.endpoint import Needed
-from alignedserve.gateway.generation.generation import ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.response_builder import ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large

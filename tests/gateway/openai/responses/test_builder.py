@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.generation import ChoiceDelta, TokenUsage
+from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completions import ChatResponseBuilder

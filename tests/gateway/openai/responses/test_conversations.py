@@ -503,7 +503,7 @@ def test_a_turn_that_two_gateways_answer_is_added_once() -> None:
             await asyncio.sleep(0.01)
         background = at.gateway.process._services._background
         assert background
-        (first,) = background._held.values()
+        (first,) = background._leased.tasks.values()
 
         async def look() -> None:
             raise StoreAway("it hangs")
