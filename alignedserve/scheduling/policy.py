@@ -92,7 +92,7 @@ class RouterPart:
 
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
         """Yields searches for the pool and offers. The caller executes each before it asks for the next."""
-        return routing.assign_in_order(island.decode_queue, island.cluster)
+        return routing.assign_in_order(island.decode_queue, island.cluster.decodes)
 
 
 class PrefillPart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 
 from alignedserve.scheduling.island import (
@@ -117,14 +117,13 @@ def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView 
     return max(fitting, key=lambda view: view.num_available_blocks, default=None)
 
 
-def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
-    """Assigns each request to the emptiest decode instance, as soon as it fits there. No request is overtaken by a
-    later one."""
+def assign_in_order(requests: Iterable[RoutedRequest], decodes: Sequence[DecodeView]) -> list[Assign]:
+    """Assigns each request to the emptiest of the decode instances, as soon as it fits there. No request is overtaken
+    by a later one."""
     waiting = iter(requests)
     first = next(waiting, None)
     if first is None:
         return []
-    decodes = cluster.decodes
     blocks = {view.instance_id: view.num_available_blocks for view in decodes}
     slots = {view.instance_id: view.num_available_slots for view in decodes}
     spans = {view.instance_id: view.hello.limits.span for view in decodes}

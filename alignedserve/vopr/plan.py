@@ -123,6 +123,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aims: tuple[str, ...] = ()
     # The share of the pool's blocks that loads check. With less than 1, requests use blocks that have changed.
     check_share: float = 1.0
+    # Whether all sequences of an iteration take as long as the longest. Batches of similar length pay then.
+    is_padded: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -148,6 +150,7 @@ def make_plan(
 ) -> Plan:
     """Returns the plan of a seed. Its island is the same for all systems, except for how long everything takes."""
     plan = _with_groups(_island(seed, policies))
+    plan = replace(plan, is_padded=Random(f"kernel of {seed}").random() < 0.5)
     if _system_of(seed, systems or SYSTEMS) == "whole":
         plan = _with_front(plan)
     is_short = bool(aims) or Random(f"length of {seed}").random() < SHORT_SHARE

@@ -15,7 +15,6 @@ def prefill_token_s(plan: Plan) -> float:
 
 def cost_of(plan: Plan) -> CostModel:
     copy_s = max(plan.copy_iterations * plan.iteration_s, 1e-6)
-    is_padded = plan.seed % 2 == 1
     channel = CopyChannel(1e-5, 100 * KV_BYTES_PER_TOKEN / copy_s)
     return CostModel(
         source="made up",
@@ -25,9 +24,8 @@ def cost_of(plan: Plan) -> CostModel:
         prefill_token_s=prefill_token_s(plan),
         prefill_attention_s=1e-6 * plan.iteration_s,
         decode_lines=[LinearCost(plan.iteration_s, 0.01 * plan.iteration_s)],
-        decode_attention_s=(1e-4 if is_padded else 1e-5) * plan.iteration_s,
-        # With half of the seeds, batches of similar length pay.
-        attention="padded" if is_padded else "balanced",
+        decode_attention_s=(1e-4 if plan.is_padded else 1e-5) * plan.iteration_s,
+        attention="padded" if plan.is_padded else "balanced",
         num_filling=1.0,
         channels=Channels(save=channel, stage=channel, admit=channel, fetch=channel),
     )

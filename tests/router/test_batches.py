@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Offer
+from alignedserve.router.events import Connected
+from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import InstanceId, RequestKey
-from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report
+from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report, hello
 
 
 def script_with(*, num_running: int, length: int, tier: str = "be", **limits: int) -> Script:
@@ -135,3 +138,43 @@ def test_each_decode_instance_gets_its_share_of_requests_that_begin_alike() -> N
     script.say(POOL, Candidates(DECODE, [], is_batch=True))
     (form,) = searches(script)
     assert isinstance(form, FormBatch) and form.fair_share == 2
+
+
+# ---- where batches do not pay ----------------------------------------------------------------------------------------
+
+
+def script_of_a_balanced_kernel() -> Script:
+    """Unlike lengths cost nothing there."""
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name)
+    script._on(Connected(replace(hello(DECODE), cost=load_cost_model("opt-13b/a100-80gb"))))
+    script.take()
+    return script
+
+
+def offered(script: Script) -> list[int]:
+    messages = [message for _, message in script.take()]
+    assert not [each for each in messages if isinstance(each, FormBatch | FindNear)]
+    return [int(work.request.key) for each in messages if isinstance(each, Offer) for work in each.works]
+
+
+def test_best_effort_alone_is_not_held_back_where_unlike_lengths_cost_nothing() -> None:
+    script = script_of_a_balanced_kernel()
+    for key, num_prompt in ((1, 6), (2, 100), (3, 7)):
+        script.pooled(key, tier="be", num_prompt=num_prompt)
+        assert offered(script) == [key]
+
+
+def test_no_other_goes_before_a_batch_that_was_offered_earlier() -> None:
+    """It was formed while there was real time."""
+    script = script_of_a_balanced_kernel()
+    script.pooled(1)
+    script.take()
+    script.chosen(1)
+    assert script.take_one(Offer, DECODE).is_batch
+    script.tick(61.0)
+    script.pooled(2, tier="be")
+    assert offered(script) == []
+    script.decode(admitted=[RequestKey(1)])
+    assert offered(script) == [2]

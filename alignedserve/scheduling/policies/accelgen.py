@@ -239,7 +239,7 @@ class AccelgenRouter(RouterPart):
         return None if island.decode_queue.real_time else emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
-        return assign_in_order(real_time_first(island.decode_queue), island.cluster)
+        return assign_in_order(real_time_first(island.decode_queue), island.cluster.decodes)
 
 
 class Accelgen(Policy):

@@ -47,7 +47,7 @@ class PriorityRouter(RouterPart):
         return None if island.decode_queue.real_time else routing.emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
-        return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)
+        return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster.decodes)
 
 
 class PriorityPrefill(PrefillPart):

@@ -62,7 +62,9 @@ class Likeness:
         if queue.num_changes >= self._num_changes + CHANGES and len(queue) > 1:
             self._num_changes = queue.num_changes
             lengths = sorted(request.num_tokens for request in islice(queue, MAX_LOOKED_AT))
-            self._pays = island.common_share + _gain(cost, lengths) > BATCHES_COST
+            # If they have paid, it takes more to give them up.
+            least = BATCHES_COST / 2 if self._pays else BATCHES_COST
+            self._pays = island.common_share + _gain(cost, lengths) > least
         return self._pays
 
 
@@ -75,10 +77,18 @@ def _gain(cost: CostModel, lengths: Sequence[int]) -> float:
 
 
 def assign(island: Island) -> list[Assign]:
-    """Assigns BE in order of arrival, and requests with a pressing window first."""
-    queue = island.decode_queue
-    first = sorted(islice(queue, MAX_LOOKED_AT), key=lambda request: not _presses(request, island))
-    return routing.assign_in_order(chain(first, islice(queue, MAX_LOOKED_AT, None)), island.cluster)
+    """Assigns BE in order of arrival: requests with a pressing window first, and answers beyond their predicted length
+    last. An instance with a candidate batch gets no others before it, because they would be admitted first."""
+    queue, now = island.decode_queue, island.now
+    views = [view for view in island.cluster.decodes if not view.batch]
+    if not any(view.num_available_slots > 0 and view.num_available_blocks > 0 for view in views):
+        return []
+
+    def place(request: RoutedRequest) -> tuple[bool, float]:
+        return not _presses(request, island), request.demotion(now)
+
+    first = sorted(islice(queue, MAX_LOOKED_AT), key=place)
+    return routing.assign_in_order(chain(first, islice(queue, MAX_LOOKED_AT, None)), views)
 
 
 def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Iterator[FormBatch | FindNear]:

@@ -218,7 +218,7 @@ class AlignedRouter(RouterPart):
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
-            yield from self._turns.note(routing.assign_in_order(in_order, island.cluster), island.now)
+            yield from self._turns.note(routing.assign_in_order(in_order, island.cluster.decodes), island.now)
         elif (is_rt_known := self._is_rt_known(island.now)) or self._likeness.pays(island):
             yield from batches.decide(island, self.config, is_rt_known)
         else:
