@@ -1,4 +1,4 @@
-"""Leases on Redis: of jobs, responses and deliveries, all in the same way.
+"""The leases of jobs, responses and deliveries on Redis.
 
 Keys: `holder:ID`, the last holder's token; `lease:ID`, the same until it expires; `running:ID`, the lines that the
 holder runs; `falls:ID`, a hash of crash counts by line.
