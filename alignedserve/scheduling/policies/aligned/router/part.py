@@ -231,7 +231,8 @@ class AlignedRouter(RouterPart):
             yield from batches.assign(island)
 
     def _fast_path(self, island: Island, soon: float) -> list[Assign]:
-        views = island.cluster.decodes
+        # Without BE, others would be admitted before a candidate batch for as long as some are lost.
+        views = [view for view in island.cluster.decodes if island.num_be or not view.batch]
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = island.decode_queue.soonest(MAX_FAST, soon)
