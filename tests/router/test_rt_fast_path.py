@@ -23,7 +23,7 @@ from alignedserve.scheduling.island import Assign
 from alignedserve.scheduling.policies.aligned.router.part import OTHERS_PER_LOST, LostTurns, waits_in_time
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
-from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
+from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report, prefill_report, request
 
 
 def pooled(script: Script, key: int, tier: str, **options: Any) -> None:
@@ -65,6 +65,36 @@ def test_real_time_is_offered_to_an_instance_full_of_best_effort() -> None:
     assert not sent[-2].is_candidate, "no batch is formed with it any more"  # type: ignore[union-attr]
     assert not sent[-1].is_batch  # type: ignore[union-attr]
     assert script.router.state.counters.num_fast_path == 1
+
+
+def ended(script: Script, key: int) -> None:
+    """A running request has its last token, and frees its slot."""
+    last = NewTokens(RequestKey(key), len(script.state(key).output), [60], finish_reason="stop")
+    script.decode(news=[last], duration_s=0.03)
+
+
+def test_without_best_effort_a_lost_request_goes_after_those_in_time() -> None:
+    """A batch would take the one that has waited longest, until each is admitted when it is late already."""
+    script = Script()
+    keys = [RequestKey(key) for key in range(1, 9)]
+    for key in keys:
+        pooled(script, key, "rt")
+    script.chosen(*keys)
+    script.decode(admitted=keys, num_running=8)
+    pooled(script, 10, "rt")
+    script.now = 3.0
+    pooled(script, 11, "rt")
+    # In time still, but not when it could run.
+    script.now = 3.15
+    pooled(script, 12, "rt")
+    script.take()
+    ended(script, 1)
+    sent = [message for _, message in script.take()]
+    assert [work.request.key for each in sent if isinstance(each, Offer) for work in each.works] == [12]
+    assert not [each for each in sent if isinstance(each, FormBatch)]
+    # They follow when none is in time.
+    ended(script, 2)
+    assert offered(script) == [10]
 
 
 def test_not_more_than_best_effort_can_make_room_for() -> None:
@@ -227,7 +257,9 @@ def test_without_best_effort_nobody_is_told() -> None:
 
 
 def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled() -> None:
-    script = Script(num_blocks=10**6)
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=10**6)
     for key in (1, 2, 3):
         script.say(GATEWAY, Submit(replace(request(key), tbt_s=0.1)))
         script.reserve(key, [10 * key, 10 * key + 1])

@@ -7,7 +7,7 @@
   possible.
 - **Decode** (`batches.py`). The pool's quad-tree finds batches of requests of similar prefix length. RT beside BE takes
   the **RT fast path** instead. It is announced to a decode instance while its prompt is computed, and goes there at
-  once afterwards if BE can make room for it.
+  once afterwards if BE can make room for it. RT without BE is assigned in the same order while some that waits is lost.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from alignedserve.types import InstanceId
 MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
+# The iterations until a request that is assigned gets its next token.
+ITERATIONS_TO_RUN = 3
 # Requests that are assigned per lost one.
 OTHERS_PER_LOST = 20
 
@@ -213,8 +215,12 @@ class AlignedRouter(RouterPart):
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if not len(island.decode_queue):
             return
-        if island.num_be and island.decode_queue.real_time:
-            yield from self._turns.note(self._fast_path(island), island.now)
+        soon = _when_run(island)
+        is_late = _is_any_late(island, soon)
+        if (island.num_be or is_late) and island.decode_queue.real_time:
+            yield from self._turns.note(self._fast_path(island, soon), soon)
+        if is_late and not (island.num_be or island.cluster.is_colocated):
+            return
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
@@ -224,12 +230,13 @@ class AlignedRouter(RouterPart):
         else:
             yield from batches.assign(island)
 
-    def _fast_path(self, island: Island) -> list[Assign]:
-        views = island.cluster.decodes
+    def _fast_path(self, island: Island, soon: float) -> list[Assign]:
+        # Without BE, others would be admitted before a candidate batch for as long as some are lost.
+        views = [view for view in island.cluster.decodes if island.num_be or not view.batch]
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
-        waiting = island.decode_queue.soonest(MAX_FAST, island.now)
-        return _assign_fast_path(self._turns.in_order(waiting, island.now), views)
+        waiting = island.decode_queue.soonest(MAX_FAST, soon)
+        return _assign_fast_path(self._turns.in_order(waiting, soon), views)
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
@@ -264,6 +271,23 @@ class LostTurns:
                 if request.is_rt:
                     self._num_others = 0 if is_lost(request, now) else self._num_others + 1
             yield assign
+
+
+def _when_run(island: Island) -> float:
+    """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
+    arrives, and its own."""
+    reports = [view.report for view in island.cluster.decodes if view.report]
+    return island.now + ITERATIONS_TO_RUN * max((report.duration_s for report in reports), default=0.0)
+
+
+def _is_any_late(island: Island, soon: float) -> bool:
+    """Returns whether RT waits that is lost, though its objective can be kept. A batch would take it first, because it
+    has waited longest, and so make others late."""
+    # With lost ones, one of the two is lost.
+    return any(
+        is_lost(each, soon) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s
+        for each in island.decode_queue.soonest(2, soon)
+    )
 
 
 def waits_in_time(island: Island) -> bool:
