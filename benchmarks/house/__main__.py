@@ -56,6 +56,10 @@ def figures(sources: list[Source], journey: Callable[[], list[str]] | None) -> l
         _counting("router files", router, 25),
         _counting("wide functions", measures.wide_functions(sources), 20),
         _counting("files with features", measures.files_with_features(sources), 15),
+        *(
+            _counting(f"files of {kind}", measures.touched(sources, name), aim)
+            for kind, (name, aim) in measures.SAMPLES.items()
+        ),
         _counting("class names used twice", measures.repeated_class_names(sources), 30),
         Figure("function p95", measures.p95_lines(sources), 20),
         _counting("hard cycles", rings(hard), 0),

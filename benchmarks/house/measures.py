@@ -22,6 +22,15 @@ FEATURES = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+# One of each kind of what is added often, and the number of files that it should touch.
+SAMPLES = {
+    "a metric": ("num_asked_tokens", 2),
+    "an HTTP field": ("prompt_cache_key", 4),
+    "a flag": ("pool_promised_share", 3),
+    "a message": ("TakeRole", 3),
+}
+
+
 def functions(source: Source) -> Iterator[Function]:
     return (node for node in ast.walk(source.tree) if isinstance(node, Function))
 
@@ -73,6 +82,20 @@ def files_with_features(sources: Sequence[Source]) -> list[str]:
         if named:
             found.append(f"{source.name}: {', '.join(named)}")
     return found
+
+
+def touched(sources: Sequence[Source], name: str) -> list[str]:
+    """Returns the files that name it, in an identifier or a string. Imports don't count by themselves."""
+    return [source.name for source in sources if name in {*_identifiers(source.tree), *_words(source.tree)}]
+
+
+def _words(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)):
+                yield text.removeprefix("--").replace("-", "_")
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
 
 
 def _identifiers(tree: ast.Module) -> Iterator[str]:

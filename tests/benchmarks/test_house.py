@@ -67,6 +67,12 @@ def test_what_is_too_wide_or_named_twice_is_found(sources: list[Source]) -> None
     assert measures.p95_lines(sources) == 2
 
 
+def test_files_that_name_something_are_found(sources: list[Source]) -> None:
+    assert measures.touched(sources, "narrow") == ["alignedserve/a/one.py"]
+    assert measures.touched(sources, "Two") == ["alignedserve/a/two.py", "alignedserve/b/three.py"]
+    assert measures.touched(sources, "tow") == []
+
+
 def test_rings_are_found_by_the_kind_of_import(sources: list[Source]) -> None:
     hard, every = hard_imports(sources), all_imports(sources)
     assert rings(hard) == []
