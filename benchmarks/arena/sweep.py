@@ -159,9 +159,9 @@ def write(out: Path, tried: Sequence[Constant], scores: Sequence[Mapping[Run, Sc
         "",
         f"{len(numbers)} scenarios of the arena in virtual time on {cpu_name()}: `{command}`.",
         "",
-        "Each row has one constant at another value, compared with the constants as they are: real time in time in "
-        "points, best effort and the seconds of answers as ratios. Answers count where real time has no objectives "
-        "that can be met.",
+        "Each row has one constant at another value. Its figures are changes to the run with the constants as they "
+        "are. They are points of real time in time, and ratios of best effort and of the seconds of answers. Answers "
+        "count where no objective can be met.",
         "",
         f"| {' | '.join(changes[0])} |",
         f"| --- |{' ---: |' * (len(changes[0]) - 1)}",

@@ -40,7 +40,7 @@ from alignedserve.types import InstanceId
 MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
-# Requests that are assigned per lost one.
+# Requests that are assigned per lost one. Lost ones get about 5 %, as BE does by default (`be_share`).
 OTHERS_PER_LOST = 20
 
 
