@@ -21,11 +21,12 @@ from alignedserve.scheduling.policies.aligned.rt_beside_be import (
     headroom_slots,
 )
 
-# The longest time that an iteration is held for RT's KV, as a share of the tightest recent objective.
+# The longest hold of an iteration for RT's KV, as a share of the tightest recent objective. Halving or doubling it
+# changes nothing in four scenarios, and MAX_BARRED_S less than half a point (benchmarks.arena.sweep).
 HOLD = 0.25
 # The longest time that copies of BE's KV are put off, in seconds.
 MAX_BARRED_S = 0.5
-# TBT objective in seconds that is assumed while no recent RT has one.
+# TBT objective in seconds that is assumed while no recent RT has one. People read fewer than ten tokens per second.
 DEFAULT_TBT_S = 0.1
 # Seconds between two scans of the running requests. With hundreds of them, a scan takes a noticeable part of a short
 # iteration.

@@ -22,17 +22,17 @@ from alignedserve.timing.estimate import Estimate
 # The largest share of an iteration's allowed time that is planned. The rest is for prediction errors and for sending
 # the tokens. The share is smaller if iterations take longer than predicted (`Estimate.overrun`).
 SAFETY = 0.9
-# The most credit that BE can have, as a share of the tightest recent objective, or of DEFAULT_TBT_S if that is shorter.
+# The most BE credit, as a share of the tightest recent objective, or of DEFAULT_TBT_S if shorter. RT has the rest.
 MAX_OWED = 0.5
-# The longest iteration as a share of the tightest recent objective, while RT that asked for none is about to join, and
-# while no RT is. RT should not have to wait long for an iteration that has just begun.
+# The longest iteration as a share of the tightest recent objective, while RT that asked for none is about to join (half
+# is left for its own), and while no RT is. RT then waits for 0.6 of its objective on average. Half would cost BE much.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
 # The shortest time for which holding an iteration is worth it, in seconds.
 MIN_HOLD_S = 0.0002
-# BE has to run when its window leaves it less than this many iterations' time for each token.
+# BE has to run when its window leaves less than this many iterations' time per token. At 2, other BE can skip half.
 PRESSED = 2.0
-# The divisor by which the adaptive limit falls.
+# The divisor by which the adaptive limit falls. Two iterations within RT's time undo it, because it then doubles.
 FALL = 4
 
 # For each chunk, the number of tokens computed before and the number to compute.

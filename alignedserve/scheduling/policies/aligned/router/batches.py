@@ -35,7 +35,7 @@ SWITCH = 0.65
 REPLACING_SHARE = 0.9
 # The longest time that BE is held back, as a multiple of `routing.patience_s`.
 HELD_BACK = 20.0
-# A window is pressing when it leaves less than this multiple of the time that the request still needs.
+# A window is pressing when it leaves less than this multiple of the time that the request needs: half is for waiting.
 PRESSED = 2.0
 # The number of waiting requests, oldest first, with windows that are checked.
 MAX_LOOKED_AT = 64

@@ -42,7 +42,7 @@ MAX_SORTED = 256
 MAX_FAST = 256
 # The iterations until a request that is assigned gets its next token.
 ITERATIONS_TO_RUN = 3
-# Requests that are assigned per lost one.
+# Requests that are assigned per lost one. Lost ones get about 5 %, as BE does by default (`be_share`).
 OTHERS_PER_LOST = 20
 
 

@@ -26,17 +26,16 @@ from alignedserve.types import RequestKey
 
 # The number of prompts that are considered, most urgent first. With more the choice takes over a millisecond.
 MAX_CONSIDERED = 256
-# The number of measurements after which all earlier ones count half.
+# The number of measurements after which all earlier ones count half. Neither half nor twice of it is better in four
+# scenarios, nor of NUM_AVERAGED (benchmarks.arena.sweep).
 NUM_MEASURED = 16
-# The number of started prompts for which the first token is compared with its prediction. Each event looks at all of
-# them.
+# The number of started prompts with a first token that is compared with its prediction. Each event looks at all.
 MAX_EXPECTED = 64
 # The weight of a prediction error in their average falls by a factor of e after this many more.
 NUM_AVERAGED = 16
-# Clamp of a measured wait, as a multiple of the expected one. A longer wait means that instances stood still, not that
-# they are slow.
+# Clamp of a measured wait, as a multiple of the expected one. A longer wait means that instances stood still.
 MOST_OFF = 4.0
-# The number of ready BE requests, per slot of the decode instances, at which no more BE prompts start.
+# Ready BE requests per slot of the decode instances at which no more BE prompts start. At 1, they can fill all slots.
 STOCK = 1.0
 
 # Returns the number of prompt tokens that the instance is expected to find in its prefix cache.
