@@ -162,10 +162,7 @@ class DecodeDispatch:
             self._pool.commit(state, is_candidate=False)
         self._router.counters.num_fast_path += order.is_urgent * len(states)
         view = self._router.cluster.decode(order.decode)
-        number = 0
-        if view and states and not order.is_urgent:
-            # The next batch replaces these as well.
-            number = view.begin_batch() if order.is_batch else view.batch_number
+        number = view.begin_batch() if view and order.is_batch and states else 0
         self._assign(order.decode, states, order.is_batch, number, order.is_urgent)
 
     def candidates(self, found: Candidates) -> None:

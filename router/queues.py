@@ -10,6 +10,7 @@ from typing import NamedTuple
 from alignedserve.router.prefixes_in_flight import PrefixesInFlight
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.views import TokenCounts
+from alignedserve.scheduling import routing
 from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policy import RouterPart
 from alignedserve.timing.deadlines import DEMOTION_S
@@ -357,8 +358,7 @@ class DecodeQueue:
         self._states[state.key] = state
         if state.is_rt:
             self._real_time[state.key] = state
-            lost_s = state.deadlines.lost_s(len(state.output))
-            self._lost[state.key] = lost = lost_s, self.num_changes, state.key
+            self._lost[state.key] = lost = routing.lost_s(state), self.num_changes, state.key
             insort(self._by_lost, lost)
         self.num_tokens += state.num_tokens
         self.num_changes += 1

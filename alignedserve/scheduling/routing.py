@@ -16,6 +16,7 @@ from alignedserve.scheduling.island import (
     Room,
     RoutedRequest,
 )
+from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import InstanceId
 
 # Prompts that may wait at a colocated instance per request that it can run, so that it can choose among them. Those
@@ -101,6 +102,13 @@ def patience_s(island: Island, starvation_s: float) -> float:
     capacity = sum(view.hello.limits.num_tokens_of(length) for view in island.cluster.decodes)
     num_fills = queue.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
+
+
+def lost_s(request: RoutedRequest) -> float:
+    """Returns when a pooled request of real time is lost. One without an objective counts as lost when it has waited
+    for DEMOTION_S, so that it gets turns beside those with one."""
+    found = request.deadlines.lost_s(request.num_output)
+    return found if found < math.inf else request.since_s + DEMOTION_S
 
 
 def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:

@@ -92,9 +92,10 @@ def test_without_best_effort_a_lost_request_goes_after_those_in_time() -> None:
     sent = [message for _, message in script.take()]
     assert [work.request.key for each in sent if isinstance(each, Offer) for work in each.works] == [12]
     assert not [each for each in sent if isinstance(each, FormBatch)]
-    # They follow when none is in time.
-    ended(script, 2)
-    assert offered(script) == [10]
+    # They follow when none is in time, and the one that is not lost yet goes first.
+    for key, follows in ((2, 11), (3, 10)):
+        ended(script, key)
+        assert offered(script) == [follows]
 
 
 def test_not_more_than_best_effort_can_make_room_for() -> None:
@@ -287,11 +288,41 @@ def test_one_that_is_lost_goes_first_after_many_that_are_not() -> None:
     others = [waiting(key, 1000.0 + key) for key in range(3, 3 + 2 * OTHERS_PER_LOST)]
     while others:
         first = turns.in_order([*others, *lost], 0.0)[0]
-        assert len([*turns.note([Assign(DECODE, [first])], 0.0)]) == 1
+        assert len([*turns.note([Assign(DECODE, [first])])]) == 1
         lost, others = ([each for each in some if each is not first] for some in (lost, others))
         seen.append(first.key)
     assert [place for place, key in enumerate(seen) if key < 3] == [OTHERS_PER_LOST]
     assert [*turns.in_order(lost, 0.0)] == lost
+
+
+def test_the_turn_of_lost_ones_lasts_until_the_first_of_them_has_gone() -> None:
+    """It may wait for more room than others take."""
+    first, second, other = (RequestState(request(key), GATEWAY, Phase.POOLED, 0.0) for key in (1, 2, 3))
+    for state, due_s in ((first, -20.0), (second, -10.0), (other, 10.0)):
+        state.deadlines = Deadlines(True, due_s, 0.1)
+    turns = LostTurns()
+    for _ in range(OTHERS_PER_LOST):
+        assert [*turns.in_order([other, first, second], 0.0)][0] is other and not turns.is_lost_ones
+        assert [*turns.note([Assign(DECODE, [other])])]
+    for _ in range(2):
+        assert [*turns.in_order([other, first, second], 0.0)] == [first, second, other]
+        assert turns.is_lost_ones
+        assert [*turns.note([Assign(DECODE, [second])])]
+    turns.in_order([other, first, second], 0.0)
+    assert [*turns.note([Assign(DECODE, [first])])] and not turns.is_lost_ones
+
+
+def test_real_time_without_an_objective_counts_as_lost_after_a_while() -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=10**6)
+    script.pooled(1)
+    for _ in range(3):
+        script.now += 4.0
+        pooled(script, 10 + int(script.now), "rt")
+    waiting = script.router.state.decode_queue
+    assert [state.key for state in waiting.soonest(9, 9.0)] == [22, 1, 14, 18]
+    assert [state.key for state in waiting.soonest(9, 12.05)] == [22, 14, 18, 1]
 
 
 def test_the_time_of_second_tokens_is_that_of_requests_that_are_not_lost() -> None:
@@ -307,7 +338,9 @@ def test_the_time_of_second_tokens_is_that_of_requests_that_are_not_lost() -> No
 
 
 def test_one_that_is_lost_does_not_hide_one_that_waits_in_time() -> None:
-    script = Script(num_blocks=10**6)
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=10**6)
     island = script.router.state.island
     assert not waits_in_time(island)
     pooled(script, 1, "rt")
@@ -316,4 +349,4 @@ def test_one_that_is_lost_does_not_hide_one_that_waits_in_time() -> None:
     pooled(script, 2, "rt")
     assert waits_in_time(island)
     script.say(GATEWAY, Abort(RequestKey(2)))
-    assert not waits_in_time(island), "the other is lost"
+    assert len(script.router.state.decode_queue) == 1 and not waits_in_time(island), "the other is lost"

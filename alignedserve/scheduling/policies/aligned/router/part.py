@@ -40,6 +40,8 @@ from alignedserve.types import InstanceId
 MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
+# The number of waiting RT requests of which one may be late.
+MAX_JUDGED = 8
 # The iterations until a request that is assigned gets its next token.
 ITERATIONS_TO_RUN = 3
 # Requests that are assigned per lost one. Lost ones get about 5 %, as BE does by default (`be_share`).
@@ -215,28 +217,29 @@ class AlignedRouter(RouterPart):
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if not len(island.decode_queue):
             return
-        soon = _when_run(island)
-        is_late = _is_any_late(island, soon)
+        when = _judged_at(island)
+        is_late = _is_any_late(island, when)
         if (island.num_be or is_late) and island.decode_queue.real_time:
-            yield from self._turns.note(self._fast_path(island, soon), soon)
+            yield from self._turns.note(self._fast_path(island, when))
         if is_late and not (island.num_be or island.cluster.is_colocated):
             return
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
-            yield from self._turns.note(routing.assign_in_order(in_order, island.cluster.decodes), island.now)
+            yield from self._turns.note(routing.assign_in_order(in_order, island.cluster.decodes))
         elif (is_rt_known := self._is_rt_known(island.now)) or self._likeness.pays(island):
             yield from batches.decide(island, self.config, is_rt_known)
         else:
             yield from batches.assign(island)
 
-    def _fast_path(self, island: Island, soon: float) -> list[Assign]:
+    def _fast_path(self, island: Island, when: float) -> list[Assign]:
         # Without BE, others would be admitted before a candidate batch for as long as some are lost.
         views = [view for view in island.cluster.decodes if island.num_be or not view.batch]
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
-        waiting = island.decode_queue.soonest(MAX_FAST, soon)
-        return _assign_fast_path(self._turns.in_order(waiting, soon), views)
+        waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
+        # Beside BE, a request gets room by eviction. Otherwise smaller ones would take all room that becomes free.
+        return _assign_fast_path(waiting, views, self._turns.is_lost_ones and not island.num_be)
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
@@ -257,48 +260,60 @@ class LostTurns:
 
     def __init__(self) -> None:
         self._num_others = 0
+        # The first lost request. Only its turn counts: it may be too large for room that others take.
+        self._first: RoutedRequest | None = None
+
+    @property
+    def is_lost_ones(self) -> bool:
+        """Whether it is the turn of lost requests."""
+        return self._first is not None and self._num_others >= OTHERS_PER_LOST
 
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
         """Returns the requests, of which lost ones are last; if it is their turn, lost ones are first."""
-        if self._num_others < OTHERS_PER_LOST:
+        self._first = next((each for each in requests if is_lost(each, now)), None)
+        if not self.is_lost_ones:
             return requests
         return sorted(requests, key=lambda each: not is_lost(each, now))
 
-    def note(self, assigns: Iterable[Assign], now: float) -> Iterator[Assign]:
+    def note(self, assigns: Iterable[Assign]) -> Iterator[Assign]:
         """Yields what is assigned, and counts the real-time requests in it."""
         for assign in assigns:
             for request in assign.requests:
                 if request.is_rt:
-                    self._num_others = 0 if is_lost(request, now) else self._num_others + 1
+                    self._num_others = 0 if request is self._first else self._num_others + 1
             yield assign
 
 
-def _when_run(island: Island) -> float:
+def _judged_at(island: Island) -> float:
     """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
-    arrives, and its own."""
+    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first."""
     reports = [view.report for view in island.cluster.decodes if view.report]
-    return island.now + ITERATIONS_TO_RUN * max((report.duration_s for report in reports), default=0.0)
+    iteration_s = min((report.duration_s for report in reports), default=0.0)
+    soon = island.now + ITERATIONS_TO_RUN * iteration_s
+    # With lost ones, one of the two is lost.
+    is_any_in_time = any(not is_lost(each, soon) for each in island.decode_queue.soonest(2, soon))
+    return soon if is_any_in_time else island.now
 
 
-def _is_any_late(island: Island, soon: float) -> bool:
+def _is_any_late(island: Island, when: float) -> bool:
     """Returns whether RT waits that is lost, though its objective can be kept. A batch would take it first, because it
     has waited longest, and so make others late."""
-    # With lost ones, one of the two is lost.
     return any(
-        is_lost(each, soon) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s
-        for each in island.decode_queue.soonest(2, soon)
+        is_lost(each, when) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s
+        for each in island.decode_queue.soonest(MAX_JUDGED, when)
     )
 
 
 def waits_in_time(island: Island) -> bool:
     """Returns whether RT that is not lost waits for a decode instance."""
+    when = _judged_at(island)
     # With lost ones, one of the two is lost.
-    soonest = island.decode_queue.soonest(2, island.now)
-    return bool(soonest) and not is_lost(soonest[0], island.now)
+    soonest = island.decode_queue.soonest(2, when)
+    return bool(soonest) and not is_lost(soonest[0], when)
 
 
 def is_lost(request: RoutedRequest, now: float) -> bool:
-    return request.deadlines.is_lost(request.num_output, now)
+    return now > routing.lost_s(request)
 
 
 def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
@@ -311,9 +326,11 @@ def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> Dec
     return min(views, key=load, default=None)
 
 
-def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
+def _assign_fast_path(
+    requests: Iterable[RoutedRequest], views: Sequence[DecodeView], waits: bool = False
+) -> list[Assign]:
     """Assigns as many requests as fit, in order. Each goes to the instance that expects it, or to the one with the
-    fewest RT requests. Among equals it prefers one that need not evict BE."""
+    fewest RT requests. Among equals it prefers one that need not evict BE. `waits`: none passes one without room."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {
@@ -324,6 +341,8 @@ def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeV
     for request in requests if blocks else ():
         needed, expected_at = views[0].blocks_to_run(request), request.expected_at
         fitting = [name for name, num_free in blocks.items() if needed <= num_free]
+        if not fitting and waits:
+            break
         if not fitting:
             continue
         best = min(
