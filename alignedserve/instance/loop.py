@@ -10,10 +10,12 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from alignedserve.instance.worker import Worker
-from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool
+from alignedserve.protocol.connection import RouterConnection
+from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool, Welcome
 
 # Seconds between checks of an idle worker that its engine is intact.
 LOOK_S = 1.0
@@ -158,6 +160,50 @@ class WorkerLoop:
             self._segment = None
 
 
+class Messenger:
+    """Passes messages between the connection to the router and the worker's loop, which live have a thread each."""
+
+    def __init__(
+        self,
+        post: Callable[[AnyMessage | Up | Down], None],
+        call: Callable[[Callable[[], object]], object],
+        link: Callable[[], RouterConnection],
+    ) -> None:
+        """`post` adds to the worker's inbox and wakes the worker. `call` calls an action on the connection's thread.
+        `link` returns the connection."""
+        self._post = post
+        self._call = call
+        self._link = link
+        # Counts connections, and the times without one. Messages for an earlier number are lost.
+        self._connection = 0
+
+    # ---- on the connection's thread ----------------------------------------------------------------------------------
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._connection += 1
+        self._post(Up(self._connection))
+
+    def on_message(self, message: AnyMessage) -> None:
+        # A Welcome here answers a repeated Hello on the same connection.
+        if not isinstance(message, Welcome):
+            self._post(message)
+
+    def on_down(self) -> None:
+        self._connection += 1
+        # A router that receives Hello relies on it that no state of an earlier connection is left.
+        self._post(Down(partial(self._call, self._link().resume)))
+
+    def _send(self, connection: int, messages: list[AnyMessage]) -> None:
+        if connection == self._connection:
+            for message in messages:
+                self._link().send(message)
+
+    # ---- on the worker's thread --------------------------------------------------------------------------------------
+
+    def say(self, connection: int, messages: list[AnyMessage]) -> None:
+        self._call(partial(self._send, connection, messages))
+
+
 class WorkerThread:
     """Repeats a worker's iterations, and sleeps while there is nothing to compute."""
 
@@ -165,7 +211,7 @@ class WorkerThread:
         self,
         loop: WorkerLoop,
         wake: threading.Event,
-        failed: Callable[[], None],
+        failed: Callable[[], object],
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`wake` is the event that the worker sets. `begin`, first, and `failed` are called on this thread."""

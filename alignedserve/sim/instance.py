@@ -12,16 +12,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
-from alignedserve.instance.loop import Down, Up, WorkerLoop
+from alignedserve.instance.loop import Down, Messenger, Up, WorkerLoop
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import (
-    PREFILL,
-    AnyMessage,
-    Hello,
-    InstanceLimits,
-    Welcome,
-)
+from alignedserve.protocol.messages import PREFILL, AnyMessage, Hello, InstanceLimits
 from alignedserve.scheduling.policies import Policy
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
@@ -55,7 +49,6 @@ class SimInstance(SimProcess):
         self._limits = limits
         self._make_policy = make_policy
         self._enable_prefix_caching = enable_prefix_caching
-        self._num_connections = 0
 
     @property
     @abstractmethod
@@ -67,17 +60,18 @@ class SimInstance(SimProcess):
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> SimInstance:
+    def begin(self) -> Messenger:
         world = self.world
         seconds = partial(world.overhead.engine_s, dice=world.dice)
         make = SimEngine if world.is_checked else TrustingEngine
         self.engine = make(self._limits, world.cost, world.computed, world.kv, seconds)
+        self._messenger = Messenger(self._post, lambda action: action(), lambda: self._link)
         self._loop = WorkerLoop(
             self._begin_role(), world.segments.__getitem__, self._say, self._take_role, self._is_over
         )
         self._is_busy = self._is_woken = False
         self._patience: HostTimer | None = None
-        return self
+        return self._messenger
 
     @property
     def worker(self) -> Worker:
@@ -118,20 +112,6 @@ class SimInstance(SimProcess):
     def _is_over(self) -> bool:
         return self.world.router.has_left(self)
 
-    def on_up(self, welcome: Welcome) -> None:
-        self._num_connections += 1
-        self._post(Up(self._num_connections))
-
-    def on_message(self, message: AnyMessage) -> None:
-        # A Welcome here answers a repeated Hello on the same connection.
-        if not isinstance(message, Welcome):
-            self._post(message)
-
-    def on_down(self) -> None:
-        """Voids all orders. The instance lives on, and connects again after it has dropped them."""
-        self._num_connections += 1
-        self._post(Down(self._link.resume))
-
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def _post(self, item: AnyMessage | Up | Down) -> None:
@@ -166,9 +146,7 @@ class SimInstance(SimProcess):
             self._patience = self.after(self.worker.patience_s, self._wake)
 
     def _say(self, connection: int, messages: list[AnyMessage]) -> None:
-        if connection == self._num_connections:
-            for message in messages:
-                self.send(message)
+        self._messenger.say(connection, messages)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
@@ -239,11 +217,11 @@ class SimChanging(SimPrefill):
     ) -> None:
         super().__init__(world, instance_id, limits, make_policy, staging_share, enable_prefix_caching)
         self._first_role = self.role = first_role
-        # Whether the router does not know its new role yet.
-        self._is_changing = False
+        # The connection on which the Hello of its new role is still to be sent.
+        self._changing_on: int | None = None
 
-    def begin(self) -> SimInstance:
-        self._is_changing = False
+    def begin(self) -> Messenger:
+        self._changing_on = None
         self._enter(self._first_role)
         return super().begin()
 
@@ -263,19 +241,15 @@ class SimChanging(SimPrefill):
 
     def _say_hello(self, connection: int) -> None:
         """Sends Hello, unless that connection is gone: it then sends Hello on the next one."""
-        if connection == self._num_connections:
-            self._is_changing = False
-            self.send(self.hello())
-
-    def on_up(self, welcome: Welcome) -> None:
-        self._is_changing = False
-        super().on_up(welcome)
+        if connection == self._changing_on:
+            self._changing_on = None
+        super()._say(connection, [self.hello()])
 
     def _say(self, connection: int, messages: list[AnyMessage]) -> None:
         if isinstance(messages[0], Hello):
-            self._is_changing = True
+            self._changing_on = connection
             self.after(self.world.overhead.role_change_s, partial(self._say_hello, connection))
-        elif not self._is_changing:
+        elif connection != self._changing_on:
             super()._say(connection, messages)
 
 

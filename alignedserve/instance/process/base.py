@@ -19,8 +19,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.instance.loop import Stop, WorkerLoop, WorkerThread
-from alignedserve.instance.process.messenger import Messenger
+from alignedserve.instance.loop import Messenger, Stop, WorkerLoop, WorkerThread
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kv.format import BlockFormat
@@ -28,6 +27,7 @@ from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import Hello
+from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.estimate import Estimate
@@ -148,19 +148,21 @@ class InstanceProcess(ABC):
         )
 
     async def _serve(self, worker: Worker, hello: Hello) -> None:
-        messenger = Messenger()
+        call = asyncio.get_running_loop().call_soon_threadsafe
+        messenger = Messenger(lambda item: thread.post(item), call, lambda: link)
         loop = WorkerLoop(
             worker,
             lambda name: Segment.attach(name, self._loaded.pool_format),
             messenger.say,
             self._take_role,
-            is_over=lambda: messenger.link.is_over,
+            is_over=lambda: link.is_over,
         )
-        thread = WorkerThread(loop, self._wake, messenger.stop_soon, self._be_nice)
+        thread = WorkerThread(loop, self._wake, lambda: call(link.stop), self._be_nice)
         link = RouterConnection(self._config.router, self._last_hello, messenger, waits=True)
-        messenger.start(thread, link)
+        stop_on_sigterm(link.stop)
+        thread.start()
         try:
-            await messenger.link.run()
+            await link.run()
         finally:
             thread.post(Stop())
             await asyncio.to_thread(thread.join)
