@@ -93,8 +93,8 @@ def test_without_best_effort_a_lost_request_goes_after_those_in_time() -> None:
     assert [work.request.key for each in sent if isinstance(each, Offer) for work in each.works] == [12]
     assert not [each for each in sent if isinstance(each, FormBatch)]
     # They follow when none is in time, and the one that is not lost yet goes first.
-    for key, follows in ((2, 11), (3, 10)):
-        ended(script, key)
+    for ends, follows in ((2, 11), (3, 10)):
+        ended(script, ends)
         assert offered(script) == [follows]
 
 
