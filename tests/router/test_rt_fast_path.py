@@ -302,14 +302,14 @@ def test_the_turn_of_lost_ones_lasts_until_the_first_of_them_has_gone() -> None:
         state.deadlines = Deadlines(True, due_s, 0.1)
     turns = LostTurns()
     for _ in range(OTHERS_PER_LOST):
-        assert turns.in_order([other, first, second], 0.0)[0] is other and not turns.is_lost_ones
+        assert turns.in_order([other, first, second], 0.0)[0] is other and turns.next is None
         assert [*turns.note([Assign(DECODE, [other])])]
     for _ in range(2):
-        assert [*turns.in_order([other, first, second], 0.0)] == [first, second, other]
-        assert turns.is_lost_ones
+        assert [*turns.in_order([other, first, second], 0.0)] == [first, other, second]
+        assert turns.next is first
         assert [*turns.note([Assign(DECODE, [second])])]
     turns.in_order([other, first, second], 0.0)
-    assert [*turns.note([Assign(DECODE, [first])])] and not turns.is_lost_ones
+    assert [*turns.note([Assign(DECODE, [first])])] and turns.next is None
 
 
 def test_real_time_without_an_objective_counts_as_lost_after_a_while() -> None:

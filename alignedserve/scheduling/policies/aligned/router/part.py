@@ -219,9 +219,10 @@ class AlignedRouter(RouterPart):
             return
         when = _judged_at(island)
         is_late = _is_any_late(island, when)
+        is_late = is_late and not island.cluster.is_colocated
         if (island.num_be or is_late) and island.decode_queue.real_time:
             yield from self._turns.note(self._fast_path(island, when))
-        if is_late and not (island.num_be or island.cluster.is_colocated):
+        if is_late and not island.num_be:
             return
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
@@ -238,8 +239,7 @@ class AlignedRouter(RouterPart):
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
-        # Beside BE, a request gets room by eviction. Otherwise smaller ones would take all room that becomes free.
-        return _assign_fast_path(waiting, views, self._turns.is_lost_ones and not island.num_be)
+        return _assign_fast_path(waiting, views, self._turns.next)
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
@@ -264,16 +264,16 @@ class LostTurns:
         self._first: RoutedRequest | None = None
 
     @property
-    def is_lost_ones(self) -> bool:
-        """Whether it is the turn of lost requests."""
-        return self._first is not None and self._num_others >= OTHERS_PER_LOST
+    def next(self) -> RoutedRequest | None:
+        """The lost request that goes first now; None if it is not the turn of any."""
+        return self._first if self._num_others >= OTHERS_PER_LOST else None
 
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
-        """Returns the requests, of which lost ones are last; if it is their turn, lost ones are first."""
+        """Returns the requests, of which lost ones are last. If it is their turn, the first of them goes first."""
         self._first = next((each for each in requests if is_lost(each, now)), None)
-        if not self.is_lost_ones:
+        if self.next is None:
             return requests
-        return sorted(requests, key=lambda each: not is_lost(each, now))
+        return sorted(requests, key=lambda each: each is not self._first)
 
     def note(self, assigns: Iterable[Assign]) -> Iterator[Assign]:
         """Yields what is assigned, and counts the real-time requests in it."""
@@ -287,20 +287,22 @@ class LostTurns:
 def _judged_at(island: Island) -> float:
     """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
     arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first."""
-    reports = [view.report for view in island.cluster.decodes if view.report]
+    reports = [view.report for view in island.cluster.decodes if view.report and view.report.num_running]
     iteration_s = min((report.duration_s for report in reports), default=0.0)
     soon = island.now + ITERATIONS_TO_RUN * iteration_s
-    # With lost ones, one of the two is lost.
-    is_any_in_time = any(not is_lost(each, soon) for each in island.decode_queue.soonest(2, soon))
+    soonest = island.decode_queue.soonest(MAX_JUDGED, soon)
+    is_any_in_time = any(each.deadlines.tbt_s < math.inf and not is_lost(each, soon) for each in soonest)
     return soon if is_any_in_time else island.now
 
 
 def _is_any_late(island: Island, when: float) -> bool:
     """Returns whether RT waits that is lost, though its objective can be kept. A batch would take it first, because it
     has waited longest, and so make others late."""
+    # Those that were or will be lost first.
+    soonest = island.decode_queue.soonest(MAX_JUDGED, math.inf)
     return any(
-        is_lost(each, when) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s
-        for each in island.decode_queue.soonest(MAX_JUDGED, when)
+        is_lost(each, when) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s < math.inf
+        for each in soonest
     )
 
 
@@ -327,10 +329,12 @@ def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> Dec
 
 
 def _assign_fast_path(
-    requests: Iterable[RoutedRequest], views: Sequence[DecodeView], waits: bool = False
+    requests: Iterable[RoutedRequest], views: Sequence[DecodeView], waiting: RoutedRequest | None = None
 ) -> list[Assign]:
     """Assigns as many requests as fit, in order. Each goes to the instance that expects it, or to the one with the
-    fewest RT requests. Among equals it prefers one that need not evict BE. `waits`: none passes one without room."""
+    fewest RT requests. Among equals it prefers one that need not evict BE. If `waiting` fits nowhere, one instance is
+    kept for it until it does. Otherwise smaller ones would take all room that becomes free."""
+    by_name = {view.instance_id: view for view in views}
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {
@@ -339,18 +343,22 @@ def _assign_fast_path(
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in requests if blocks else ():
-        needed, expected_at = views[0].blocks_to_run(request), request.expected_at
-        fitting = [name for name, num_free in blocks.items() if needed <= num_free]
-        if not fitting and waits:
-            break
+        # An empty instance takes any request, if need be without a spare block.
+        needed = {
+            name: min(by_name[name].blocks_to_run(request), by_name[name].num_blocks) for name in blocks
+        }
+        fitting = [name for name, num_free in blocks.items() if needed[name] <= num_free]
+        if not fitting and request is waiting:
+            del blocks[max(blocks, key=blocks.__getitem__)]
         if not fitting:
             continue
+        expected_at = request.expected_at
         best = min(
             fitting,
-            key=lambda name: (name != expected_at, load[name], idle[name] < needed, -blocks[name]),
+            key=lambda name: (name != expected_at, load[name], idle[name] < needed[name], -blocks[name]),
         )
         chosen.setdefault(best, []).append(request)
-        blocks[best] -= needed
+        blocks[best] -= needed[best]
         slots[best] -= 1
         load[best] += 1
         if not slots[best]:
