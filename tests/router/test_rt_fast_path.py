@@ -20,10 +20,25 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.scheduling.island import Assign
-from alignedserve.scheduling.policies.aligned.router.part import OTHERS_PER_LOST, LostTurns, waits_in_time
+from alignedserve.scheduling.policies.aligned.router.part import (
+    OTHERS_PER_LOST,
+    LostTurns,
+    _assign_fast_path,
+    waits_in_time,
+)
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
-from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report, prefill_report, request
+from tests.router.script import (
+    DECODE,
+    GATEWAY,
+    POOL,
+    PREFILL,
+    Script,
+    decode_report,
+    pool_blocks,
+    prefill_report,
+    request,
+)
 
 
 def pooled(script: Script, key: int, tier: str, **options: Any) -> None:
@@ -310,6 +325,27 @@ def test_the_turn_of_lost_ones_lasts_until_the_first_of_them_has_gone() -> None:
         assert [*turns.note([Assign(DECODE, [second])])]
     turns.in_order([other, first, second], 0.0)
     assert [*turns.note([Assign(DECODE, [first])])] and turns.next is None
+
+
+def test_an_instance_is_kept_for_a_lost_request_that_fits_nowhere() -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=1000)
+    script.connect(DECODE, num_blocks=10)
+    small, large = (RequestState(request(key), GATEWAY, Phase.POOLED, 0.0) for key in (1, 2))
+    small.blocks, large.blocks = pool_blocks(1, 2), pool_blocks(*range(10))
+    views = script.router.state.cluster.decodes
+
+    def assigned(waiting: RequestState | None) -> list[int]:
+        found = _assign_fast_path([large, small], views, waiting)
+        return [int(each.key) for assign in found for each in assign.requests]
+
+    assert assigned(None) == [2], "ten blocks, without a spare one"
+    script.decode(num_free_blocks=6, num_running=2)
+    assert assigned(None) == [1] and assigned(large) == []
+    script.connect("decode-1", num_blocks=5)
+    views = script.router.state.cluster.decodes
+    assert assigned(large) == [1], "only one is kept"
 
 
 def test_real_time_without_an_objective_counts_as_lost_after_a_while() -> None:

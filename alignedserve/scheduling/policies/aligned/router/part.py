@@ -328,6 +328,12 @@ def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> Dec
     return min(views, key=load, default=None)
 
 
+def _blocks_to_run(view: DecodeView, request: RoutedRequest) -> int:
+    """Returns the blocks with which the instance takes the request. One that fills it has no spare block."""
+    needed = view.blocks_to_run(request)
+    return needed if needed <= view.num_blocks else view.blocks_of(request)
+
+
 def _assign_fast_path(
     requests: Iterable[RoutedRequest], views: Sequence[DecodeView], waiting: RoutedRequest | None = None
 ) -> list[Assign]:
@@ -343,10 +349,7 @@ def _assign_fast_path(
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in requests if blocks else ():
-        # An empty instance takes any request, if need be without a spare block.
-        needed = {
-            name: min(by_name[name].blocks_to_run(request), by_name[name].num_blocks) for name in blocks
-        }
+        needed = {name: _blocks_to_run(by_name[name], request) for name in blocks}
         fitting = [name for name, num_free in blocks.items() if needed[name] <= num_free]
         if not fitting and request is waiting:
             del blocks[max(blocks, key=blocks.__getitem__)]
