@@ -43,7 +43,7 @@ MAX_LOOKED_AT = 64
 # simulation (OPT-13B on an A100, documents).
 BATCHES_COST = 0.05
 # The number of changes of the queue after which it is computed again whether batches pay.
-CHANGES = 32
+CHANGES = 8
 # Width of the quad-tree's leaves, in tokens. Each level above is four times as wide.
 LEAF_WIDTH = 16
 
@@ -59,7 +59,7 @@ class Likeness:
         cost = decodes[0].hello.cost if decodes else None
         if cost is None:
             return True
-        if queue.num_changes >= self._num_changes + CHANGES and len(queue) > 1:
+        if queue.num_changes >= self._num_changes + CHANGES:
             self._num_changes = queue.num_changes
             lengths = sorted(request.num_tokens for request in islice(queue, MAX_LOOKED_AT))
             # If they have paid, it takes more to give them up.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 from alignedserve.protocol.messages import FindNear, FormBatch, Hello
@@ -239,7 +240,9 @@ class AlignedRouter(RouterPart):
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
-        return _assign_fast_path(waiting, views, self._turns.next)
+        assigns = _assign_fast_path(waiting, views, self._turns.next)
+        # Without BE they are staged like any others.
+        return assigns if island.num_be else [replace(each, is_urgent=False) for each in assigns]
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
