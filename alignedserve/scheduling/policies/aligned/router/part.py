@@ -289,7 +289,10 @@ class LostTurns:
 
 def _judged_at(island: Island) -> float:
     """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
-    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first."""
+    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first.
+    Beside BE it is the present time, because room is made for RT at once."""
+    if island.num_be:
+        return island.now
     reports = [view.report for view in island.cluster.decodes if view.report and view.report.num_running]
     iteration_s = min((report.duration_s for report in reports), default=0.0)
     soon = island.now + ITERATIONS_TO_RUN * iteration_s
