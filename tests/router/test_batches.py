@@ -178,3 +178,16 @@ def test_no_other_goes_before_a_batch_that_was_offered_earlier() -> None:
     assert offered(script) == []
     script.decode(admitted=[RequestKey(1)])
     assert offered(script) == [2]
+
+
+def test_real_time_that_comes_back_long_after_the_last_prompt_leaves_nothing_to_judge() -> None:
+    """Beside best effort it is assigned at once, and then nothing waits."""
+    script = script_of_a_balanced_kernel()
+    script.running(1)
+    script.running(2, tier="be")
+    script.tick(200.0)
+    script.token(1, wants_evicted=[RequestKey(1)])
+    script.reserve(1)
+    script.take()
+    script.decode(evicted=[(RequestKey(1), 7)])
+    assert offered(script) == [1]

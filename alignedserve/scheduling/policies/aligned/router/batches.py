@@ -59,7 +59,8 @@ class Likeness:
         cost = decodes[0].hello.cost if decodes else None
         if cost is None:
             return True
-        if queue.num_changes >= self._num_changes + CHANGES:
+        # What waited may have been assigned in the same event.
+        if len(queue) and queue.num_changes >= self._num_changes + CHANGES:
             self._num_changes = queue.num_changes
             lengths = sorted(request.num_tokens for request in islice(queue, MAX_LOOKED_AT))
             # If they have paid, it takes more to give them up.

@@ -240,9 +240,11 @@ class AlignedRouter(RouterPart):
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
+        if island.num_be:
+            return _assign_fast_path(waiting, views)
+        # Without BE, nothing makes room for a large one, and all are staged like any others.
         assigns = _assign_fast_path(waiting, views, self._turns.next)
-        # Without BE they are staged like any others.
-        return assigns if island.num_be else [replace(each, is_urgent=False) for each in assigns]
+        return [replace(each, is_urgent=False) for each in assigns]
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
