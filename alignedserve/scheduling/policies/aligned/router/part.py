@@ -219,11 +219,11 @@ class AlignedRouter(RouterPart):
         if not len(island.decode_queue):
             return
         when = _judged_at(island)
-        is_late = _is_any_late(island, when)
-        is_late = is_late and not island.cluster.is_colocated
+        is_rt_alone = not (island.num_be or island.cluster.is_colocated)
+        is_late = is_rt_alone and _is_any_late(island, when)
         if (island.num_be or is_late) and island.decode_queue.real_time:
             yield from self._turns.note(self._fast_path(island, when))
-        if is_late and not island.num_be:
+        if is_late:
             return
         if island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
