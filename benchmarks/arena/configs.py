@@ -130,7 +130,7 @@ def _without_times(drawn: Drawn, cost: CostModel, num_requests: int) -> SimConfi
         be_backlog=64 * (layout.num_decode or layout.num_colocated) if has_backlog else 0,
         be_input_len=round(drawn.be_prompt) if has_backlog else None,
         be_output_len=round(drawn.be_output) if has_backlog else None,
-        pool_memory_bytes=_small_pool_bytes(cost, layout) if drawn.pool == "small" else None,
+        pool_memory_bytes=_pool_bytes(drawn.pool, cost, layout),
         length_predictor=drawn.predictor,
     )
 
@@ -151,11 +151,13 @@ def _start(trace: Path, num_requests: int, share: float) -> int:
     return int(share * (max(0, len(_traced(trace)) - num_requests) + 1))
 
 
-def _small_pool_bytes(cost: CostModel, layout: Layout) -> int:
-    """Returns half of the decode instances' KV, but at least the longest request that one of them holds."""
-    num_decoding = layout.num_decode or layout.num_colocated
+def _pool_bytes(pool: str, cost: CostModel, layout: Layout) -> int | None:
+    """Returns the pool's size; None: as large as it is by default. A small pool is half of the decode instances' KV. A
+    tiny one is the longest request that one of them holds, which is also the least."""
     held = cost.num_kv_tokens * cost.kv_bytes_per_token
-    return int(max(0.5 * num_decoding * held, 1.01 * min(held, MAX_MODEL_LEN * cost.kv_bytes_per_token)))
+    least = 1.01 * min(held, MAX_MODEL_LEN * cost.kv_bytes_per_token)
+    half = 0.5 * (layout.num_decode or layout.num_colocated) * held
+    return {"tiny": int(least), "small": int(max(half, least))}.get(pool)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ DIMENSIONS = (
 )
 # Dimensions that `with_values` can set, whatever a number draws.
 CAN_BE_SET = ("load", "objectives", "best_effort", "attention", "pool", "predictor", "pace")
+# Values that no number draws. A tiny pool has room for one request of the greatest length, and refuses blocks.
+ONLY_GIVEN = {"pool": ("tiny",)}
 # The most numbers that are tried in a search for scenarios of a regime.
 _MOST_TRIED = 20_000
 
@@ -187,6 +189,7 @@ def with_values(drawn: Drawn, given: Mapping[str, str]) -> Drawn:
     """Raises ValueError for an unknown dimension or value, or for a dimension that is derived from others."""
     for dimension, value in given.items():
         known = _known(dimension, ())
+        known |= {each: each for each in ONLY_GIVEN.get(dimension, ())}
         if dimension not in CAN_BE_SET:
             raise ValueError(f"given: {dimension}={value!r}: only {', '.join(CAN_BE_SET)} can be given")
         if value not in known:

@@ -205,6 +205,9 @@ def test_values_can_be_given_whatever_a_number_draws() -> None:
         assert found.config.be_backlog and found.machine == draw(number).machine
     own = draw(7)
     assert draw(7, given={"load": value_of(own, "load"), "pace": value_of(own, "pace")}) == own
+    tiny, small = (draw(7, given={"pool": pool}).config.pool_memory_bytes for pool in ("tiny", "small"))
+    assert tiny and small and tiny <= small
+    assert any(draw(n, given={"pool": "tiny"}) != draw(n, given={"pool": "small"}) for n in range(4))
 
 
 @pytest.mark.parametrize(
