@@ -322,8 +322,9 @@ class DecodeQueue:
         self._real_time: dict[RequestKey, RequestState] = {}
         # (when it is lost without its next token, number of additions before it, key) of each real-time request
         self._lost: dict[RequestKey, tuple[float, int, RequestKey]] = {}
-        # The same, sorted.
+        # The same, sorted; and those of requests with an objective between tokens.
         self._by_lost: list[tuple[float, int, RequestKey]] = []
+        self._with_objective: list[tuple[float, int, RequestKey]] = []
         # Tokens of the prompts and outputs of all requests.
         self.num_tokens = 0
         # Counts additions, and all other changes after which an unsuccessful search may succeed.
@@ -342,14 +343,19 @@ class DecodeQueue:
         return self._real_time.values()
 
     def soonest(self, count: int, now: float) -> list[RequestState]:
-        """Returns at most `count` real-time requests, those due first in front. Lost ones follow, the oldest first, and
-        at least one of them."""
         num_lost = bisect_left(self._by_lost, (now,))
         num_in_time = count - min(num_lost, 1)
         in_time = [self._states[key] for *_, key in self._by_lost[num_lost : num_lost + num_in_time]]
+        if not any(state.deadlines.tbt_s < math.inf for state in in_time):
+            return [self._states[key] for *_, key in self._by_lost[:count]]
         in_time.sort(key=lambda state: state.deadlines.token_due_s(len(state.output)))
         lost = self._by_lost[: min(num_lost, count - len(in_time))]
         return [*in_time, *(self._states[key] for *_, key in lost)]
+
+    def lost_from(self, when: float, has_objective: bool = False) -> Iterator[RequestState]:
+        by_lost = self._with_objective if has_objective else self._by_lost
+        indices = range(bisect_left(by_lost, (when,)), len(by_lost))
+        return (self._states[by_lost[index][-1]] for index in indices)
 
     def get(self, key: RequestKey) -> RequestState | None:
         return self._states.get(key)
@@ -359,7 +365,8 @@ class DecodeQueue:
         if state.is_rt:
             self._real_time[state.key] = state
             self._lost[state.key] = lost = routing.lost_s(state), self.num_changes, state.key
-            insort(self._by_lost, lost)
+            for by_lost in self._sorted(state):
+                insort(by_lost, lost)
         self.num_tokens += state.num_tokens
         self.num_changes += 1
 
@@ -367,5 +374,10 @@ class DecodeQueue:
         """Safe to repeat."""
         if self._states.pop(state.key, None):
             if self._real_time.pop(state.key, None):
-                del self._by_lost[bisect_left(self._by_lost, self._lost.pop(state.key))]
+                lost = self._lost.pop(state.key)
+                for by_lost in self._sorted(state):
+                    del by_lost[bisect_left(by_lost, lost)]
             self.num_tokens -= state.num_tokens
+
+    def _sorted(self, state: RequestState) -> list[list[tuple[float, int, RequestKey]]]:
+        return [self._by_lost, *([self._with_objective] if state.deadlines.tbt_s < math.inf else [])]

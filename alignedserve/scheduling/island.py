@@ -138,7 +138,11 @@ class DecodeQueue(Protocol):
 
     def soonest(self, count: int, now: float) -> Sequence[RoutedRequest]:
         """Returns at most `count` real-time requests, those due first in front. Lost ones follow, the oldest first, and
-        at least one of them."""
+        at least one of them. If none in time has an objective, all are in the order in which they are lost."""
+
+    def lost_from(self, when: float, has_objective: bool = False) -> Iterator[RoutedRequest]:
+        """Yields the real-time requests that are lost at `when` or later, in that order. `has_objective`: only those
+        with an objective between tokens."""
 
     def __len__(self) -> int: ...
 

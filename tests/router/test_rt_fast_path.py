@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.views import DecodeView
 from alignedserve.scheduling.island import Assign
 from alignedserve.scheduling.policies.aligned.router.part import (
+    MAX_UNFIT,
     OTHERS_PER_LOST,
     LostTurns,
     _assign_fast_path,
+    _is_any_late,
     waits_in_time,
 )
 from alignedserve.timing.deadlines import Deadlines
@@ -346,6 +350,96 @@ def test_an_instance_is_kept_for_a_lost_request_that_fits_nowhere() -> None:
     script.connect("decode-1", num_blocks=5)
     views = script.router.state.cluster.decodes
     assert assigned(large) == [1], "only one is kept"
+    script.decode(num_free_blocks=2, num_running=2)
+    assert assigned(large) == [1], "the emptier one could never hold it"
+
+
+def test_a_large_lost_request_waits_for_as_many_tokens_of_others() -> None:
+    large, other = (RequestState(request(key), GATEWAY, Phase.POOLED, 0.0) for key in (1, 2))
+    large.output = [0] * (3 * other.num_tokens - large.num_tokens)
+    large.deadlines, other.deadlines = Deadlines(True, -20.0, 0.1), Deadlines(True, 10.0, 0.1)
+    turns = LostTurns()
+    for _ in range(3 * OTHERS_PER_LOST):
+        assert turns.in_order([other, large], 0.0)[0] is other
+        assert [*turns.note([Assign(DECODE, [other])])]
+    assert turns.in_order([other, large], 0.0)[0] is large
+
+
+def test_a_small_lost_request_waits_for_as_many_others() -> None:
+    small, other = (RequestState(request(key), GATEWAY, Phase.POOLED, 0.0) for key in (1, 2))
+    other.output = [0] * 1000
+    small.deadlines, other.deadlines = Deadlines(True, -20.0, 0.1), Deadlines(True, 200.0, 0.1)
+    turns = LostTurns()
+    for _ in range(OTHERS_PER_LOST):
+        assert turns.in_order([other, small], 0.0)[0] is other
+        assert [*turns.note([Assign(DECODE, [other])])]
+    assert turns.in_order([other, small], 0.0)[0] is small
+
+
+def test_of_many_that_fit_nowhere_few_are_tried_but_smaller_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=1000)
+    script.connect(DECODE, num_blocks=10)
+    script.decode(num_free_blocks=4, num_running=2)
+    views = script.router.state.cluster.decodes
+    tried: list[int] = []
+    blocks_to_run = DecodeView.blocks_to_run
+
+    def counted(view: DecodeView, state: RequestState) -> int:
+        tried.append(int(state.key))
+        return blocks_to_run(view, state)
+
+    def waiting(num_large: int) -> Iterator[RequestState]:
+        for key in range(num_large + 1):
+            state = RequestState(request(key), GATEWAY, Phase.POOLED, 0.0)
+            state.blocks = pool_blocks(*range(10 if key < num_large else 2))
+            yield state
+
+    monkeypatch.setattr(DecodeView, "blocks_to_run", counted)
+    for num_large in (3, 300):
+        tried.clear()
+        (found,) = _assign_fast_path(waiting(num_large), views)
+        assert [each.key for each in found.requests] == [num_large]
+        assert len(tried) == min(num_large, MAX_UNFIT) + 1
+    script.decode(num_free_blocks=0, num_running=2)
+    tried.clear()
+    assert not _assign_fast_path(waiting(300), views) and not tried
+
+
+def test_those_without_an_objective_hide_none_that_is_late() -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=10**6)
+    for key in range(1, 100):
+        script.pooled(key)
+    island = script.router.state.island
+    script.now += 11.0
+    assert not _is_any_late(island, script.now)
+    pooled(script, 100, "rt")
+    assert not _is_any_late(island, script.now)
+    script.now += 5.0
+    assert _is_any_late(island, script.now)
+    script.say(GATEWAY, Abort(RequestKey(100)))
+    assert not _is_any_late(island, script.now)
+
+
+def test_real_time_without_objectives_leaves_in_order_of_arrival() -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=10**6)
+    script.pooled(1)
+    script.now += 9.0
+    script.pooled(2)
+    script.pooled(3)
+    script.now += 3.0
+    queue = script.router.state.decode_queue
+    assert [state.key for state in queue.soonest(9, script.now)] == [1, 2, 3]
+    assert [state.key for state in queue.soonest(2, script.now)] == [1, 2]
+    assert waits_in_time(script.router.state.island)
+    script.now += 19.0
+    script.say(GATEWAY, Abort(RequestKey(1)))
+    assert len(queue) == 2 and not waits_in_time(script.router.state.island)
 
 
 def test_real_time_without_an_objective_counts_as_lost_after_a_while() -> None:

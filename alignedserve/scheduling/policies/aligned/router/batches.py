@@ -18,8 +18,8 @@ The rest of the old batch returns to the pool with its KV, and joins a later bat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
@@ -80,16 +80,30 @@ def _gain(cost: CostModel, lengths: Sequence[int]) -> float:
 def assign(island: Island) -> list[Assign]:
     """Assigns BE in order of arrival: requests with a pressing window first, and answers beyond their predicted length
     last. An instance with a candidate batch gets no others before it, because they would be admitted first."""
-    queue, now = island.decode_queue, island.now
     views = [view for view in island.cluster.decodes if not view.batch]
     if not any(view.num_available_slots > 0 and view.num_available_blocks > 0 for view in views):
         return []
+    return routing.assign_in_order(_in_order(island.decode_queue, island), views)
 
+
+def offer_one_each(island: Island) -> list[Assign]:
+    """Offers a BE request to each instance that has none waiting, so that BE gets its share while RT is late. A batch
+    would take RT that is lost first, and so make others late."""
+    queue = island.decode_queue
+    views = [view for view in island.cluster.decodes if not view.be_promised]
+    if not views or len(queue) == len(queue.real_time):
+        return []
+    best_effort = _in_order((request for request in queue if not request.is_rt), island)
+    return [Assign(view.instance_id, [request]) for view, request in zip(views, best_effort, strict=False)]
+
+
+def _in_order(requests: Iterable[RoutedRequest], island: Island) -> Iterator[RoutedRequest]:
     def place(request: RoutedRequest) -> tuple[bool, float]:
-        return not _presses(request, island), request.demotion(now)
+        return not _presses(request, island), request.demotion(island.now)
 
-    first = sorted(islice(queue, MAX_LOOKED_AT), key=place)
-    return routing.assign_in_order(chain(first, islice(queue, MAX_LOOKED_AT, None)), views)
+    waiting = iter(requests)
+    yield from sorted(islice(waiting, MAX_LOOKED_AT), key=place)
+    yield from waiting
 
 
 def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Iterator[FormBatch | FindNear]:

@@ -7,7 +7,8 @@
   possible.
 - **Decode** (`batches.py`). The pool's quad-tree finds batches of requests of similar prefix length. RT beside BE takes
   the **RT fast path** instead. It is announced to a decode instance while its prompt is computed, and goes there at
-  once afterwards if BE can make room for it. RT without BE is assigned in the same order while some that waits is lost.
+  once afterwards if BE can make room for it. While some RT that waits is lost, all RT is assigned in that order, and no
+  batches are formed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from alignedserve.protocol.messages import FindNear, FormBatch, Hello
 from alignedserve.scheduling import routing
@@ -41,11 +42,14 @@ from alignedserve.types import InstanceId
 MAX_SORTED = 256
 # The number of waiting RT requests that are considered for the RT fast path in one event.
 MAX_FAST = 256
-# The number of waiting RT requests of which one may be late.
-MAX_JUDGED = 8
+# The number of waiting RT requests of which one may be late. Others may have an objective that can't be kept.
+MAX_JUDGED = 64
+# Requests that fit nowhere, after which only smaller ones are tried.
+MAX_UNFIT = 16
 # The iterations until a request that is assigned gets its next token.
 ITERATIONS_TO_RUN = 3
-# Requests that are assigned per lost one. Lost ones get about 5 %, as BE does by default (`be_share`).
+# Others that are assigned per lost request, and their tokens per token of it. Lost ones get about 5 %, as BE does by
+# default (`be_share`).
 OTHERS_PER_LOST = 20
 
 
@@ -219,13 +223,12 @@ class AlignedRouter(RouterPart):
         if not len(island.decode_queue):
             return
         when = _judged_at(island)
-        is_rt_alone = not (island.num_be or island.cluster.is_colocated)
-        is_late = is_rt_alone and _is_any_late(island, when)
+        is_late = not island.cluster.is_colocated and _is_any_late(island, when)
         if (island.num_be or is_late) and island.decode_queue.real_time:
             yield from self._turns.note(self._fast_path(island, when))
         if is_late:
-            return
-        if island.cluster.is_colocated:
+            yield from batches.offer_one_each(island)
+        elif island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
             yield from self._turns.note(routing.assign_in_order(in_order, island.cluster.decodes))
@@ -260,66 +263,66 @@ def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequ
 
 
 class LostTurns:
-    """Lets a lost request go first after OTHERS_PER_LOST that are not. Otherwise it would never run under lasting
-    overload."""
+    """Lets a lost request go first after OTHERS_PER_LOST that are not, with as many times its tokens. Otherwise it
+    would never run under lasting overload."""
 
     def __init__(self) -> None:
-        self._num_others = 0
+        self._num_others = self._num_tokens = 0
         # The first lost request. Only its turn counts: it may be too large for room that others take.
         self._first: RoutedRequest | None = None
 
     @property
     def next(self) -> RoutedRequest | None:
         """The lost request that goes first now; None if it is not the turn of any."""
-        return self._first if self._num_others >= OTHERS_PER_LOST else None
+        first, num_others = self._first, self._num_others
+        if (
+            first is None
+            or num_others < OTHERS_PER_LOST
+            or self._num_tokens < OTHERS_PER_LOST * first.num_tokens
+        ):
+            return None
+        return first
 
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
-        """Returns the requests, of which lost ones are last. If it is their turn, the first of them goes first."""
+        """Returns the requests. If it is the turn of lost ones, the first of them goes first."""
         self._first = next((each for each in requests if is_lost(each, now)), None)
         if self.next is None:
             return requests
         return sorted(requests, key=lambda each: each is not self._first)
 
     def note(self, assigns: Iterable[Assign]) -> Iterator[Assign]:
-        """Yields what is assigned, and counts the real-time requests in it."""
+        """Yields what is assigned, and counts its real-time requests and their tokens."""
         for assign in assigns:
             for request in assign.requests:
-                if request.is_rt:
-                    self._num_others = 0 if request is self._first else self._num_others + 1
+                if request is self._first:
+                    self._num_others = self._num_tokens = 0
+                elif request.is_rt:
+                    self._num_others += 1
+                    self._num_tokens += request.num_tokens
             yield assign
 
 
 def _judged_at(island: Island) -> float:
     """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
-    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first.
-    Beside BE it is the present time, because room is made for RT at once."""
-    if island.num_be:
-        return island.now
+    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first."""
     reports = [view.report for view in island.cluster.decodes if view.report and view.report.num_running]
     iteration_s = min((report.duration_s for report in reports), default=0.0)
     soon = island.now + ITERATIONS_TO_RUN * iteration_s
-    soonest = island.decode_queue.soonest(MAX_JUDGED, soon)
-    is_any_in_time = any(each.deadlines.tbt_s < math.inf and not is_lost(each, soon) for each in soonest)
+    is_any_in_time = any(True for _ in island.decode_queue.lost_from(soon, has_objective=True))
     return soon if is_any_in_time else island.now
 
 
 def _is_any_late(island: Island, when: float) -> bool:
     """Returns whether RT waits that is lost, though its objective can be kept. A batch would take it first, because it
     has waited longest, and so make others late."""
-    # Those that were or will be lost first.
-    soonest = island.decode_queue.soonest(MAX_JUDGED, math.inf)
-    return any(
-        is_lost(each, when) and island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s < math.inf
-        for each in soonest
-    )
+    waiting = island.decode_queue.lost_from(-math.inf, has_objective=True)
+    lost = takewhile(lambda each: is_lost(each, when), islice(waiting, MAX_JUDGED))
+    return any(island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s for each in lost)
 
 
 def waits_in_time(island: Island) -> bool:
     """Returns whether RT that is not lost waits for a decode instance."""
-    when = _judged_at(island)
-    # With lost ones, one of the two is lost.
-    soonest = island.decode_queue.soonest(2, when)
-    return bool(soonest) and not is_lost(soonest[0], when)
+    return any(True for _ in island.decode_queue.lost_from(_judged_at(island)))
 
 
 def is_lost(request: RoutedRequest, now: float) -> bool:
@@ -350,18 +353,26 @@ def _assign_fast_path(
     kept for it until it does. Otherwise smaller ones would take all room that becomes free."""
     by_name = {view.instance_id: view for view in views}
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
+    blocks = {name: num_free for name, num_free in blocks.items() if num_free > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {
         view.instance_id: view.num_available_blocks if view.num_available_slots > 0 else 0 for view in views
     }
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
-    for request in requests if blocks else ():
+    num_unfit, least_unfit = 0, math.inf
+    for request in requests:
+        if not blocks:
+            break
+        if num_unfit >= MAX_UNFIT and request.num_blocks >= least_unfit:
+            continue
         needed = {name: _blocks_to_run(by_name[name], request) for name in blocks}
         fitting = [name for name, num_free in blocks.items() if needed[name] <= num_free]
-        if not fitting and request is waiting:
-            del blocks[max(blocks, key=blocks.__getitem__)]
+        able = [name for name in blocks if needed[name] <= by_name[name].num_blocks]
+        if able and not fitting and request is waiting:
+            del blocks[max(able, key=blocks.__getitem__)]
         if not fitting:
+            num_unfit, least_unfit = num_unfit + 1, min(least_unfit, request.num_blocks)
             continue
         expected_at = request.expected_at
         best = min(
