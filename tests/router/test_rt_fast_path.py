@@ -117,6 +117,38 @@ def test_without_best_effort_a_lost_request_goes_after_those_in_time() -> None:
         assert offered(script) == [follows]
 
 
+def test_beside_best_effort_a_lost_request_goes_after_those_in_time_as_well() -> None:
+    """And each instance is offered one request of best effort, the first that would not fill it."""
+    script = Script()
+    keys = [RequestKey(key) for key in range(1, 9)]
+    for key in keys:
+        pooled(script, key, "rt")
+    script.chosen(*keys)
+    script.decode(admitted=keys, num_running=8, num_free_blocks=4)
+    script.say(GATEWAY, Submit(replace(request(20), tier="be"), predicted_len=5))
+    script.reserve(20, [*range(200, 215)])
+    script.first_token(20)
+    script.saved(20)
+    for key in (21, 22):
+        pooled(script, key, "be")
+    script.chosen()
+    pooled(script, 10, "rt")
+    script.take()
+    script.now = 3.0
+    pooled(script, 11, "rt")
+    assert offered(script) == [21]
+    script.now = 3.15
+    pooled(script, 12, "rt")
+    assert offered(script) == []
+    ended(script, 1)
+    sent = [message for _, message in script.take()]
+    assert [work.request.key for each in sent if isinstance(each, Offer) for work in each.works] == [12]
+    assert not [each for each in sent if isinstance(each, FormBatch)]
+    for ends, follows in ((2, 11), (3, 10)):
+        ended(script, ends)
+        assert offered(script) == [follows]
+
+
 def test_not_more_than_best_effort_can_make_room_for() -> None:
     """Three blocks each; four are free and four can be."""
     script = Script()

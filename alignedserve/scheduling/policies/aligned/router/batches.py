@@ -86,15 +86,21 @@ def assign(island: Island) -> list[Assign]:
     return routing.assign_in_order(_in_order(island.decode_queue, island), views)
 
 
-def offer_one_each(island: Island) -> list[Assign]:
+def offer_one_each(island: Island, near_share: float) -> Iterator[Assign]:
     """Offers a BE request to each instance that has none waiting, so that BE gets its share while RT is late. A batch
-    would take RT that is lost first, and so make others late."""
+    would take RT that is lost first, and so make others late. A large one would block BE there, so it goes where it
+    fits, or last."""
     queue = island.decode_queue
     views = [view for view in island.cluster.decodes if not view.be_promised]
     if not views or len(queue) == len(queue.real_time):
-        return []
-    best_effort = _in_order((request for request in queue if not request.is_rt), island)
-    return [Assign(view.instance_id, [request]) for view, request in zip(views, best_effort, strict=False)]
+        return
+    waiting = [*islice(_in_order((request for request in queue if not request.is_rt), island), MAX_LOOKED_AT)]
+    for view in sorted(views, key=lambda view: (view.num_available_slots <= 0, -view.num_available_blocks)):
+        most = max(near_share * view.num_blocks, view.num_available_blocks)
+        fitting = (request for request in waiting if view.blocks_to_run(request) <= most)
+        if chosen := next(fitting, None) or min(waiting, key=lambda each: each.num_blocks, default=None):
+            waiting.remove(chosen)
+            yield Assign(view.instance_id, [chosen])
 
 
 def _in_order(requests: Iterable[RoutedRequest], island: Island) -> Iterator[RoutedRequest]:

@@ -214,9 +214,12 @@ class AlignedRouter(RouterPart):
         """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
-        if waits_in_time(island):
+        # An instance may be kept for a lost request of which it is the turn.
+        if waits_in_time(island) or (self._turns.next and island.decode_queue.real_time):
             return None
-        chosen = {each.decode for each in _assign_fast_path([request], views)}
+        for _ in self._turns.note(assigns := _assign_fast_path([request], views)):
+            pass
+        chosen = {each.decode for each in assigns}
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
@@ -227,7 +230,7 @@ class AlignedRouter(RouterPart):
         if (island.num_be or is_late) and island.decode_queue.real_time:
             yield from self._turns.note(self._fast_path(island, when))
         if is_late:
-            yield from batches.offer_one_each(island)
+            yield from batches.offer_one_each(island, self.config.near_share)
         elif island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
@@ -243,11 +246,9 @@ class AlignedRouter(RouterPart):
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
-        if island.num_be:
-            return _assign_fast_path(waiting, views)
-        # Without BE, nothing makes room for a large one, and all are staged like any others.
         assigns = _assign_fast_path(waiting, views, self._turns.next)
-        return [replace(each, is_urgent=False) for each in assigns]
+        # Without BE, all are staged like any others.
+        return assigns if island.num_be else [replace(each, is_urgent=False) for each in assigns]
 
 
 def _in_order_of_return(island: Island, turns: LostTurns) -> Iterable[RoutedRequest]:
@@ -304,7 +305,10 @@ class LostTurns:
 
 def _judged_at(island: Island) -> float:
     """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
-    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first."""
+    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first.
+    Colocated instances compute prompts in between, so that it is not known there."""
+    if island.cluster.is_colocated:
+        return island.now
     reports = [view.report for view in island.cluster.decodes if view.report and view.report.num_running]
     iteration_s = min((report.duration_s for report in reports), default=0.0)
     soon = island.now + ITERATIONS_TO_RUN * iteration_s
