@@ -19,7 +19,7 @@ Departures from the paper, with reasons:
 - A request that is pushed out for lack of time skips the iteration and keeps its KV. Only one that is pushed out for
   lack of blocks leaves with its KV. The paper has one kind of preemption, vLLM's.
 - A prompt takes the blocks of all its tokens when it begins, as everywhere here. In the paper each chunk takes its own
-  (4.4). That was tried: it did not pay, and lost the prefix cache.
+  (4.4). In simulation that gave 0.95 times as many tokens (`benchmarks/results/scheduling.md`).
 - An objective that can't be met any more bounds no iteration. A prompt that has missed its objective is ordered as if
   it were due ten seconds later, so prompts that can still meet theirs go first. Otherwise one late prompt would make
   the next ones late.
