@@ -10,10 +10,8 @@ from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
-    check_hidden_cache,
+    check_model,
     check_num_gpus,
-    check_quantization,
-    check_ranks,
     choose_dtype,
     choose_layer_groups,
     choose_max_model_len,
@@ -163,10 +161,7 @@ def _build(
 def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
     model_config, is_cpu = source.config, device.type == "cpu"
     _check_fp8(config, model_config, device)
-    if config.hidden_cache:
-        check_hidden_cache(model_config)
-    check_quantization(config, model_config)
-    check_ranks(config, model_config)
+    check_model(config, model_config)
     if not is_cpu:
         check_num_gpus(config, torch.cuda.device_count())
         check_decode_kernel(config)
