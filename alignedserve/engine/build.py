@@ -206,12 +206,9 @@ def _assemble(
     num_restored = 0
     if config.hidden_cache:
         num_restored = num_restored_blocks(blocks.num_blocks, max_columns)
-        restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
-        max_restored = num_restored * form.block_size
-        step = StepInputs(max_tokens, max_seqs, max_columns, ops.device, max_restored)
-        ops.bind_cache(own_blocks, restored_kv, groups)
-    else:
-        ops.bind_cache(own_blocks, groups=groups)
+        shape = (num_restored, 1, *form.shape[1:])
+        step.keep_inputs(torch.empty(shape, dtype=ops.dtype, device=ops.device))
+    ops.bind_cache(own_blocks, groups)
     if leader:
         leader.prepare(blocks.num_blocks)
     compiled = ops.compile(
