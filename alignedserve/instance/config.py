@@ -9,7 +9,6 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import Policy, check_keeps_inputs
 from alignedserve.types import InstanceId
 
 NO_PROFILE = "none"
@@ -55,11 +54,3 @@ class InstanceConfig:
     @property
     def needs_profile(self) -> bool:
         return self.cost_profile != NO_PROFILE
-
-
-def check_policy(policy: Policy, engine: EngineConfig, has_profile: bool) -> None:
-    """Raises ValueError unless the policy, and a profile if there is one, suffice for the engine's configuration."""
-    if engine.hidden_cache:
-        check_keeps_inputs(policy)
-        if not has_profile:
-            raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")

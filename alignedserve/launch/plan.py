@@ -14,7 +14,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig, check_policy
+from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
 from alignedserve.kv.format import BlockFormat, check_pool_kv_dtype
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.pool import PoolConfig
@@ -24,7 +24,7 @@ from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies import check_policy, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import AUTO, check_link, choose_transport
 from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids, island_gateway

@@ -18,7 +18,6 @@ from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.request import check_request
-from alignedserve.instance.config import check_policy
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.kv.format import check_pool_kv_dtype, check_verify_blocks
 from alignedserve.models.lora import other_bases
@@ -32,7 +31,7 @@ from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies import check_policy, make_policy
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId
