@@ -290,6 +290,18 @@ class StepInputs:
             group_table_stride=self.max_blocks_per_seq,
         )
 
+    def host_struct(self, group: int, num_seqs: int) -> Step:
+        """Returns the struct of the first sequences, with the host's buffers and the blocks of one layer group."""
+        host = self.host
+        return Step(
+            query_start=host.query_start.ctypes.data,
+            positions=host.positions.ctypes.data,
+            is_reversed=host.is_reversed.ctypes.data,
+            block_table=host.block_table[group * self.num_columns :].ctypes.data,
+            block_table_stride=self.num_groups * self.num_columns,
+            num_seqs=num_seqs,
+        )
+
     def describe(self, struct: Step) -> None:
         struct.num_tokens, struct.num_seqs = self.num_tokens, self.num_seqs
         struct.num_rows, struct.rows = self.num_outputs, self.outputs.data_ptr()
