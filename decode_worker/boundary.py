@@ -20,6 +20,7 @@ from alignedserve.engine.request import PLAIN
 from alignedserve.instance.prefix_dedup import PrefixDedup, SharedBlocks
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
+from alignedserve.timing.cost import IterationLoad
 from alignedserve.types import RequestKey
 
 
@@ -57,12 +58,12 @@ class Boundary:
         # The requests to evict according to the last boundary, and to this one.
         self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
-        # The content of the iteration, for the cost model: per chunk (tokens computed before, tokens to compute), per
-        # decode its length in tokens, and the number of tokens with KV restored from inputs.
-        self.chunks: list[tuple[int, int]] = []
-        self.lengths: list[int] = []
-        self.num_restored = 0
+        self.chunks, self.lengths, self.num_restored = list[tuple[int, int]](), list[int](), 0
         self._num_restored_blocks_left = self.limits.max_restored_blocks
+
+    @property
+    def load(self) -> IterationLoad:
+        return IterationLoad(self.chunks, self.lengths, self.num_restored)
 
     # ---- the requests here -------------------------------------------------------------------------------------------
 

@@ -1,17 +1,67 @@
-"""Carries out a plan's operations on blocks that two requests fill from both ends."""
+"""Operations on blocks that two requests fill from both ends, and how they are carried out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from alignedserve.decode_worker.plan import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.types import RequestKey
 
 # Host memory has room for the overwritten KV of one block in this many. When RT needs more, whole requests must leave.
 BLOCKS_PER_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Makes the lender's block also the borrower's block `at`. The borrower has `at` blocks before it."""
+
+    borrower: RequestKey
+    lender: RequestKey
+    index: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Copies tokens `first` to `end` of the lender's block to host memory, before they are overwritten."""
+
+    lender: RequestKey
+    index: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Removes the block from the lender. It now belongs only to the borrower."""
+
+    lender: RequestKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Gives the lender a new block in place of the shared one, with the same content."""
+
+    lender: RequestKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Copies tokens `first` to `end` of the lender's block back from host memory."""
+
+    lender: RequestKey
+    index: int
+    first: int
+    end: int
+
+
+# `shared_ends.py` decides which ones a plan has, in which order.
+EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 
 
 def make_room(engine: Executor) -> int:

@@ -2,63 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
+from alignedserve.decode_worker.end_ops import EndOp
 from alignedserve.engine.request import Layout
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Lend:
-    """Makes the lender's block also the borrower's block `at`. The borrower has `at` blocks before it."""
-
-    borrower: RequestKey
-    lender: RequestKey
-    index: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Copies tokens `first` to `end` of the lender's block to host memory, before they are overwritten."""
-
-    lender: RequestKey
-    index: int
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Removes the block from the lender. It now belongs only to the borrower."""
-
-    lender: RequestKey
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Gives the lender a new block in place of the shared one, with the same content."""
-
-    lender: RequestKey
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Copies tokens `first` to `end` of the lender's block back from host memory."""
-
-    lender: RequestKey
-    index: int
-    first: int
-    end: int
-
-
-# Operations on blocks that two requests share from both ends: see `shared_ends.py`.
-EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 
 
 class DecodePlan(msgspec.Struct):

@@ -66,7 +66,7 @@ class DecodeSchedule:
                 self._count_saved()
         self.policy.plan(at)
         if at.plan.goes_on:
-            self.forecast.plan(at.chunks, at.lengths, at.num_restored)
+            self.forecast.plan(at.load)
         return at.plan
 
     def _count_saved(self) -> None:

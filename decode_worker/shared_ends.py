@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 
-from alignedserve.decode_worker.plan import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
+from alignedserve.decode_worker.end_ops import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.types import RequestKey
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-from alignedserve.decode_worker.end_ops import carry_out, make_room
-from alignedserve.decode_worker.plan import DecodePlan, EndOp
+from alignedserve.decode_worker.end_ops import EndOp, carry_out, make_room
+from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request

@@ -24,6 +24,7 @@ from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.timing.cost import IterationLoad
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
@@ -62,7 +63,7 @@ class PrefillSchedule:
         self._dedup.look(self.policy.in_order(self.prompts.in_state(PromptState.COMPUTING), now), now)
         self.policy.plan(at)
         if at.computed:
-            self.forecast.plan(at.computed, [])
+            self.forecast.plan(IterationLoad(at.computed))
         return at.plan
 
     # ---- orders -----------------------------------------------------------------------------------------------------

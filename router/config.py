@@ -35,6 +35,10 @@ class RouterConfig:
         False
     )
 
+    def first_role(self, role: str) -> str | None:
+        """Returns the first role of an instance that can change it; None for one that can't."""
+        return role if self.change_roles else None
+
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)

@@ -191,8 +191,7 @@ class Submissions:
             arrived_s=arrived_s(submit, now),
             deadlines=deadlines_of(submit, now),
             era=self._router.era,
-            # Best effort's blocks are reversed there, and hashes do not show it.
-            is_alone=self._router.policy.config.share_blocks and submit.request.tier == "be",
+            is_alone=self._router.policy.config.is_alone(submit.request.tier),
         )
 
     def _with_possible_slo(self, submit: Submit) -> Submit:

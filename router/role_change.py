@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.messages import DECODE, PREFILL, Request, TakeRole
+from alignedserve.protocol.messages import DECODE, PREFILL, ROLES_THAT_CHANGE, Request, TakeRole
 from alignedserve.router.leaving import Eviction, Recaller
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
@@ -57,6 +57,11 @@ class RoleChanges:
     @property
     def is_under_way(self) -> bool:
         return self._change is not None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles between which instances may change."""
+        return ROLES_THAT_CHANGE if self._router.config.change_roles else ()
 
     def submitted(self, request: Request) -> None:
         if self._router.config.change_roles and request.tier == "rt":

@@ -134,6 +134,10 @@ class Router:
         return self._submissions.take_remarks() + self.state.link_health.take_remarks()
 
     @property
+    def changing_roles(self) -> tuple[str, ...]:
+        return self._role_changes.roles
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request waits for anything, and no time needs to pass."""
         return not (len(self.state.requests) or len(self._orphans) or self._role_changes.is_under_way)

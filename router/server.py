@@ -16,7 +16,6 @@ from alignedserve.protocol.connection import start_of
 from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
-    ROLES_THAT_CHANGE,
     Abort,
     AnyMessage,
     AskCluster,
@@ -98,7 +97,7 @@ class RouterServer:
             self._silent,
             members,
             self._puts_off,
-            ROLES_THAT_CHANGE if router.state.config.change_roles else (),
+            router.changing_roles,
             self._host,
         )
         self._parting = DisconnectedWriters(router.state.config.silence_s, self._host)

@@ -16,9 +16,9 @@ from alignedserve.cli.help_groups import SIMULATE
 from alignedserve.cli.options import options_of, writing
 from alignedserve.cli.output_file import OutputFile, write_json
 from alignedserve.cli.simulate_progress import shown
-from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
+from alignedserve.engine.choices import choose_max_model_len
 from alignedserve.engine.config import EngineConfig
-from alignedserve.launch.settings import taken
+from alignedserve.launch.settings import Settings, taken
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.config import SimConfig
@@ -100,12 +100,13 @@ def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
     from alignedserve.sim.model_kv import ModelKv
 
     config = locate_model(demo.directory_of(engine.model), load_format="dummy").config
+    settings = Settings(replace(engine, kv_cache_dtype="auto"), scheduling=scheduling)
     return ModelKv(
         engine.model,
-        block_format(replace(engine, kv_cache_dtype="auto"), config, config.dtype, scheduling.share_blocks),
+        settings.block_format(config, config.dtype),
         choose_max_model_len(engine, config),
         config.window,
-        choose_layer_groups(engine, config, scheduling.share_blocks),
+        settings.layer_groups(config),
     )
 
 

@@ -240,13 +240,9 @@ class BatchTable:
             raise RuntimeError(
                 f"{request.request_id}: its inputs are kept, but there is no memory to restore its KV in"
             )
+        first = request.num_computed
         blocks, slots = step.kept_inputs.add(
-            entry,
-            tokens,
-            self._blocks[request.row, 0],
-            request.num_computed,
-            request.num_computed + count,
-            self._block_size,
+            entry, tokens, self._blocks[request.row, 0], first, first + count
         )
         table[entry, : len(blocks)] = blocks
         step.host.slots[0, tokens] = slots

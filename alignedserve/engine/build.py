@@ -10,10 +10,8 @@ from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
-    check_hidden_cache,
+    check_model,
     check_num_gpus,
-    check_quantization,
-    check_ranks,
     choose_dtype,
     choose_layer_groups,
     choose_max_model_len,
@@ -93,6 +91,7 @@ class LoadedModel:
     form: BlockFormat
     groups: LayerGroups
     max_model_len: int
+    has_reversed: bool
 
 
 def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None = None) -> LoadedModel:
@@ -114,10 +113,10 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None
     # Blocks that are filled from both ends hold all layers.
     form = block_format(config, model_config, dtype_name, share_blocks=has_reversed)
     groups = choose_layer_groups(config, model_config, share_blocks=has_reversed)
-    return LoadedModel(source, model, ops, form, groups, max_model_len)
+    return LoadedModel(source, model, ops, form, groups, max_model_len, has_reversed)
 
 
-def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> tuple[StepInputs, int]:
+def new_step(config: EngineConfig, loaded: LoadedModel) -> tuple[StepInputs, int]:
     """Returns the inputs of steps, and the maximum number of requests in one step."""
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
@@ -130,7 +129,7 @@ def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> t
         has_adapters=bool(config.adapters),
         num_groups=loaded.groups.num_groups,
     )
-    step.has_reversed = has_reversed
+    step.has_reversed = loaded.has_reversed
     return step, max_seqs
 
 
@@ -142,14 +141,14 @@ def _build(
     grammars = _grammars(config, source)
 
     def assemble(loaded: LoadedModel, leader: RankLeader | None = None) -> BuiltEngine:
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
+        engine = _assemble(config, loaded, grammars, allocate, has_whole_prompts, leader)
         return BuiltEngine(engine, source.config, source)
 
     if config.tensor_parallel_size == 1:
         return assemble(load_model(config, has_reversed))
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
-    leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
+    leader = RankLeader(config, num_exchanged, {"has_reversed": has_reversed, "is_on_gpu": is_on_gpu})
     try:
         loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()
@@ -163,10 +162,7 @@ def _build(
 def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
     model_config, is_cpu = source.config, device.type == "cpu"
     _check_fp8(config, model_config, device)
-    if config.hidden_cache:
-        check_hidden_cache(model_config)
-    check_quantization(config, model_config)
-    check_ranks(config, model_config)
+    check_model(config, model_config)
     if not is_cpu:
         check_num_gpus(config, torch.cuda.device_count())
         check_decode_kernel(config)
@@ -195,13 +191,12 @@ def _assemble(
     loaded: LoadedModel,
     grammars: Grammars,
     allocate: Allocate,
-    has_reversed: bool,
     has_whole_prompts: bool,
     leader: RankLeader | None,
 ) -> Engine:
     model, ops, form, max_model_len = loaded.model, loaded.ops, loaded.form, loaded.max_model_len
     groups, max_columns = loaded.groups, form.num_columns(max_model_len)
-    step, max_seqs = new_step(config, loaded, has_reversed)
+    step, max_seqs = new_step(config, loaded)
     max_tokens = step.max_tokens
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, loaded, step, leader)
     span = span_of_requests(config, groups, has_whole_prompts)
@@ -211,12 +206,9 @@ def _assemble(
     num_restored = 0
     if config.hidden_cache:
         num_restored = num_restored_blocks(blocks.num_blocks, max_columns)
-        restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
-        max_restored = num_restored * form.block_size
-        step = StepInputs(max_tokens, max_seqs, max_columns, ops.device, max_restored)
-        ops.bind_cache(own_blocks, restored_kv, groups)
-    else:
-        ops.bind_cache(own_blocks, groups=groups)
+        shape = (num_restored, 1, *form.shape[1:])
+        step.keep_inputs(torch.empty(shape, dtype=ops.dtype, device=ops.device))
+    ops.bind_cache(own_blocks, groups)
     if leader:
         leader.prepare(blocks.num_blocks)
     compiled = ops.compile(
@@ -241,7 +233,7 @@ def _assemble(
         cache=cache,
         model=_traits(config, loaded),
         grammars=grammars,
-        has_reversed=has_reversed,
+        has_reversed=loaded.has_reversed,
     )
 
 

@@ -132,19 +132,25 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
             raise ValueError(f"{setting}: the model's {count} {name} can't be divided among {size} ranks")
 
 
-def check_hidden_cache(model_config: ModelConfig) -> None:
-    """Raises ValueError unless a layer's input is as wide as its K, so that it takes half the memory of K and V."""
+def check_model(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Raises ValueError for a configuration that this model can't run, on any machine."""
+    _check_hidden_cache(config, model_config)
+    check_ranks(config, model_config)
+    _check_quantization(config, model_config)
+
+
+def _check_hidden_cache(config: EngineConfig, model_config: ModelConfig) -> None:
+    """A layer's input must be as wide as its K, so that it takes half the memory of K and V."""
     width = model_config.num_kv_heads * model_config.head_dim
-    if width != model_config.hidden_size:
+    if config.hidden_cache and width != model_config.hidden_size:
         raise ValueError(
             f"hidden_cache: this model's K is {width} values wide and a layer's input {model_config.hidden_size}; "
             "both must have the same width, as in OPT"
         )
 
 
-def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raises ValueError if the model is quantised already, and the configuration quantises it or asks for random
-    weights."""
+def _check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
+    """A model that is quantised already can be neither quantised nor have random weights."""
     if model_config.quantised is None:
         return
     where = f"{config.model} is quantized ({model_config.quantised.method})"

@@ -54,7 +54,7 @@ def follow(channel: RankChannel) -> None:
         channel.send(Kind.FAILED, str(error).encode())
         return
     channel.send(Kind.LOADED)
-    step, max_seqs = new_step(config, loaded, start["has_reversed"])
+    step, max_seqs = new_step(config, loaded)
     blocks = new_blocks(
         loaded.form, _num_blocks(channel, config, loaded, step), loaded.ops.device, memory.empty
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from alignedserve.timing.cost import IterationLoad
 from alignedserve.timing.estimate import Estimate
 
 
@@ -57,10 +58,10 @@ class IterationForecast:
         # Predicted seconds of the last planned iteration.
         self._predicted_s = 0.0
 
-    def plan(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0) -> None:
+    def plan(self, load: IterationLoad) -> None:
         """Predicts the planned iteration, which has something to compute."""
         if self._estimate:
-            self._predicted_s = self._estimate.iteration(chunks, lengths, num_restored)
+            self._predicted_s = self._estimate.iteration(*load)
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
         """Reports the duration of the last plan's iteration, and its seconds outside the engine. This corrects later

@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alignedserve.engine.choices import (
-    block_format,
-    check_hidden_cache,
-    check_quantization,
-    check_ranks,
-    choose_dtype,
-    choose_layer_groups,
-    choose_max_model_len,
-)
+from alignedserve.engine.choices import check_model, choose_dtype, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
@@ -32,7 +24,7 @@ from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
+from alignedserve.scheduling.policies import check_policy, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import AUTO, check_link, choose_transport
 from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids, island_gateway
@@ -102,13 +94,11 @@ def check(settings: Settings, model: Location) -> None:
         # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
     check_link(settings.router.link)
-    policy = make_policy(settings.scheduling)
-    if settings.engine.hidden_cache:
-        _check_hidden_cache(policy, settings, model)
+    has_profile = settings.launch.cost_profile != NO_PROFILE
+    check_policy(make_policy(settings.scheduling), settings.engine, has_profile)
     _check_island_gateways(settings)
-    check_ranks(settings.engine, model.config)
+    check_model(settings.engine, model.config)
     check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
-    check_quantization(settings.engine, model.config)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     settings.http.check_traces()
@@ -144,24 +134,16 @@ def _check_island_gateways(settings: Settings) -> None:
         raise ValueError(f"island_gateways: host={host!r} is an address of this host; give --host 0.0.0.0")
 
 
-def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> None:
-    check_hidden_cache(model.config)
-    check_keeps_inputs(policy)
-    if settings.launch.cost_profile == NO_PROFILE:
-        raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
-
-
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Returns the plan of an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     num_ranks = settings.engine.tensor_parallel_size
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus // num_ranks)
-    _check_roles(settings, roles, node)
+    settings.check_roles(roles, f"on {node.name} there are {_counted(roles)}")
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), num_ranks, node)
     link = _link(settings, roles, num_gpus, node)
     engine = _engine(settings, model, num_gpus)
-    form = block_format(settings.engine, model.config, engine.dtype, settings.scheduling.share_blocks)
-    form = form.in_pool(settings.launch.pool_kv_dtype)
+    form = settings.block_format(model.config, engine.dtype).in_pool(settings.launch.pool_kv_dtype)
     num_pool_blocks = _num_pool_blocks(settings, model, form, node)
     log = log_of(settings)
     if settings.launch.address is not None:
@@ -176,9 +158,8 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     common = (node.router, engine, transfers, log, settings.scheduling, settings.launch.cost_profile)
     instances = []
     for role, count in roles.items():
-        first_role = role if settings.router.change_roles else None
         for name in (InstanceId(f"{role}-{number}") for number in range(count)):
-            config = InstanceConfig(name, *common, first_role)
+            config = InstanceConfig(name, *common, settings.router.first_role(role))
             instances.append(ProcessSpec(role, name, config, num_gpus=num_gpus))
     pool_name = InstanceId("kvpool-0")
     pool = PoolProcessConfig(
@@ -206,27 +187,6 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         *instances,
     )
     return IslandPlan(node, processes, num_pool_blocks, form)
-
-
-def _check_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
-    is_colocated = "colocated" in roles
-    settings.scheduling.check_share_blocks(is_colocated, settings.launch.pool_kv_dtype)
-    if settings.router.change_roles:
-        _check_change_roles(settings, roles, node)
-    if settings.engine.hidden_cache and not is_colocated:
-        raise ValueError(
-            f"hidden_cache: needs colocated instances; on {node.name} there are {_counted(roles)}"
-        )
-
-
-def _check_change_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
-    if "colocated" in roles or sum(roles.values()) < 3:
-        raise ValueError(
-            f"change_roles: needs at least three prefill and decode instances, one of which can change; "
-            f"on {node.name} there are {_counted(roles)}"
-        )
-    if settings.launch.cost_profile == NO_PROFILE:
-        raise ValueError("change_roles: needs a cost_profile, which says how long prompts wait")
 
 
 def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
@@ -374,7 +334,7 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
 
 
 def _pool_config(settings: Settings, model: Location) -> PoolConfig:
-    groups = choose_layer_groups(settings.engine, model.config, settings.scheduling.share_blocks)
+    groups = settings.layer_groups(model.config)
     span = KvSpan.of(groups, settings.engine.block_size, max_step=1) if groups.window else None
     return PoolConfig(span=span, promised_share=settings.launch.pool_promised_share)
 

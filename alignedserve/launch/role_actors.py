@@ -115,7 +115,6 @@ def changing_process(config: InstanceConfig) -> InstanceProcess:
     from alignedserve.decode_worker.process import DecodeProcess
     from alignedserve.prefill_worker.process import PrefillProcess
 
-    prefill, decode = PrefillProcess(config), DecodeProcess(config)
-    first, other = (prefill, decode) if config.first_role == prefill.role else (decode, prefill)
-    first.may_become(other)
-    return first
+    if config.first_role == PrefillProcess.role:
+        return PrefillProcess(config, DecodeProcess(config))
+    return DecodeProcess(config, PrefillProcess(config))

@@ -12,12 +12,17 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
+from alignedserve.engine.choices import block_format, choose_layer_groups
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import HttpConfig, KeyConfig
 from alignedserve.gateway.limits.limits import CallLimits, SloConfig
 from alignedserve.gateway.webhooks.config import WebhookConfig
+from alignedserve.instance.config import NO_PROFILE
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.groups import LayerGroups
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig
+from alignedserve.models.config import ModelConfig
 from alignedserve.process.logs import LogConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -50,6 +55,26 @@ class Settings:
     @property
     def served_name(self) -> str:
         return self.http.served_model_name or self.engine.model
+
+    def block_format(self, model_config: ModelConfig, dtype: str) -> BlockFormat:
+        return block_format(self.engine, model_config, dtype, self.scheduling.share_blocks)
+
+    def layer_groups(self, model_config: ModelConfig) -> LayerGroups:
+        return choose_layer_groups(self.engine, model_config, self.scheduling.share_blocks)
+
+    def check_roles(self, roles: Mapping[str, int], found: str) -> None:
+        """Raises ValueError for a feature that needs other instances. `found`: text of what there is."""
+        is_colocated = "colocated" in roles
+        self.scheduling.check_share_blocks(is_colocated, self.launch.pool_kv_dtype)
+        if self.router.change_roles and (is_colocated or sum(roles.values()) < 3):
+            raise ValueError(
+                "change_roles: needs at least three prefill and decode instances, one of which can change; "
+                f"{found}"
+            )
+        if self.router.change_roles and self.launch.cost_profile == NO_PROFILE:
+            raise ValueError("change_roles: needs a cost_profile, which says how long prompts wait")
+        if self.engine.hidden_cache and not is_colocated:
+            raise ValueError(f"hidden_cache: needs colocated instances; {found}")
 
 
 class Section(NamedTuple):

@@ -31,7 +31,7 @@ from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
+from alignedserve.scheduling.policies import check_policy, make_policy
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId
@@ -114,10 +114,7 @@ class LLM:
         )
         check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
         check_verify_blocks(verify_blocks)
-        if self.config.hidden_cache:
-            check_keeps_inputs(made)
-            if cost_profile is None:
-                raise ValueError("hidden_cache: needs a cost_profile with the time of restoring KV")
+        check_policy(made, self.config, has_profile=cost_profile is not None)
         built = build_engine(self.config)
         for text in other_bases(built.source.name, self.config.adapters):
             logger.warning("%s", text)

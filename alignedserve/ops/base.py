@@ -78,16 +78,12 @@ def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
         raise ValueError(f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}")
 
 
-def check_groups(
-    cache: torch.Tensor, restored_kv: torch.Tensor | None, groups: LayerGroups | None
-) -> LayerGroups:
+def check_groups(cache: torch.Tensor, groups: LayerGroups | None) -> LayerGroups:
     """Returns the groups of layers in the cache. By default one group has all its layers."""
     num_layers = cache.shape[1]
     groups = one_group(num_layers) if groups is None else groups
     if groups.num_layers != num_layers:
         raise ValueError(f"cache must have the {groups.num_layers} layers of a group, not {num_layers}")
-    if restored_kv is not None and groups.num_groups > 1:
-        raise ValueError(f"inputs can be kept where layers are one group, not {groups.num_groups}")
     return groups
 
 
@@ -159,21 +155,15 @@ class Ops(ABC):
         view of a mapped file."""
 
     @abstractmethod
-    def bind_cache(
-        self,
-        cache: torch.Tensor,
-        restored_kv: torch.Tensor | None = None,
-        groups: LayerGroups | None = None,
-    ) -> None:
+    def bind_cache(self, cache: torch.Tensor, groups: LayerGroups | None = None) -> None:
         """Sets the KV cache that `attention` reads and writes: [block, layer of a group, k|v, kv_head, slot, row].
 
         A layer's KV is in the blocks of its group. The step has a block table and slots for each group. Without
         `groups`, all layers are one group.
 
         The cache's dtype determines the contents of a row: head_dim values, or 8 bits for each (`kernels/kv_rows.py`).
-        `attention` reads 8-bit values back as it wrote them, also for tokens of the same step. `restored_kv`, [block,
-        1, k|v, kv_head, slot, head_dim], is given if inputs may be kept in place of K and V (`ops/kept_inputs.py`),
-        which needs a single group. Called once, before `compile`.
+        `attention` reads 8-bit values back as it wrote them, also for tokens of the same step. Called once, before
+        `compile`.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ import torch
 
 from alignedserve.kernels.cpu.program import Program, Rows, Value
 from alignedserve.kernels.cpu.ranks import RankMemory
-from alignedserve.kernels.cpu.structs import Op, Step
+from alignedserve.kernels.cpu.structs import Op
 from alignedserve.ops.base import CompiledModel
 from alignedserve.ops.step import StepInputs
 
@@ -41,17 +41,7 @@ class CpuModel(CompiledModel):
         self._max_rows = max_rows
         self._num_threads = num_threads
         self._ranks = ranks
-        self._struct = Step(
-            positions=step.positions.data_ptr(),
-            slots=step.slots.data_ptr(),
-            slots_stride=step.slots.stride(0),
-            query_start=step.query_start.data_ptr(),
-            context_len=step.context_len.data_ptr(),
-            is_reversed=step.is_reversed.data_ptr(),
-            block_table=step.flat_block_table.data_ptr(),
-            block_table_stride=step.num_groups * step.max_blocks_per_seq,
-            group_table_stride=step.max_blocks_per_seq,
-        )
+        self._struct = step.struct()
 
     def forward(self) -> torch.Tensor:
         step = self._step
@@ -60,29 +50,10 @@ class CpuModel(CompiledModel):
                 f"num_tokens and num_seqs must be at most {step.max_tokens} and {step.max_seqs}, "
                 f"not {step.num_tokens} and {step.num_seqs}"
             )
-        self._struct.num_tokens, self._struct.num_seqs = step.num_tokens, step.num_seqs
-        self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
-        self._describe_kept()
-        self._describe_adapters()
+        step.describe(self._struct)
         self._run(self._programs.forward)
         hidden = self._programs.hidden
         return hidden.tensor[: step.num_outputs if hidden.rows is Rows.OUTPUTS else step.num_tokens]
-
-    def _describe_kept(self) -> None:
-        kept = self._step.kept_inputs
-        if kept is None:
-            return
-        self._struct.num_restored = kept.num_restored
-        self._struct.is_kept = kept.is_kept.data_ptr() if kept.num_seqs else None
-        self._struct.input_rows = kept.rows.data_ptr()
-        self._struct.restored_rows = kept.sources.data_ptr()
-        self._struct.restored_slots = kept.targets.data_ptr()
-        self._struct.restored_positions = kept.positions.data_ptr()
-
-    def _describe_adapters(self) -> None:
-        adapters = self._step.adapters if self._step.has_adapters else None
-        self._struct.adapters = adapters.tokens.data_ptr() if adapters else None
-        self._struct.row_adapters = adapters.outputs.data_ptr() if adapters else None
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         self._choose(rows)

@@ -76,7 +76,6 @@ class CpuOps(Ops):
         self.num_threads = num_threads
         self._arena = Arena()
         self._cache: torch.Tensor | None = None
-        self._restored_kv: torch.Tensor | None = None
         self._groups = one_group(0)
         # Recorded while `compile` runs.
         self._program = Program()
@@ -131,20 +130,14 @@ class CpuOps(Ops):
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
 
-    def bind_cache(
-        self,
-        cache: torch.Tensor,
-        restored_kv: torch.Tensor | None = None,
-        groups: LayerGroups | None = None,
-    ) -> None:
+    def bind_cache(self, cache: torch.Tensor, groups: LayerGroups | None = None) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache[0].is_contiguous():
             raise ValueError(
                 "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
         _check_tensor("cache", cache[0], cache.dtype if is_coded(cache) else self.dtype)
-        self._groups = check_groups(cache, restored_kv, groups)
-        self._cache, self._restored_kv = cache, restored_kv
+        self._cache, self._groups = cache, check_groups(cache, groups)
 
     def embed(
         self,
@@ -400,8 +393,8 @@ class CpuOps(Ops):
             check_rotary_dim(rope, spec.head_dim)
         out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
         self._attend(_attention_op(qkv, out, cache, place, spec), out, [qkv, cache, spec])
-        if self._recorded_step().kept_inputs is not None:
-            self._attend_restored(qkv, out, spec, projected)
+        if kept := self._recorded_step().kept_inputs:
+            self._attend_restored(qkv, out, spec, projected, kept.restored_kv)
         return out
 
     def _attend(self, args: AttentionOp, out: Value, keep: list[object]) -> None:
@@ -409,14 +402,17 @@ class CpuOps(Ops):
         self._program.append(OpKind.ATTENTION, self.dtype, args, out, keep)
 
     def _attend_restored(
-        self, qkv: Value, out: Value, spec: AttentionSpec, projected: Projected | None
+        self,
+        qkv: Value,
+        out: Value,
+        spec: AttentionSpec,
+        projected: Projected | None,
+        restored_kv: torch.Tensor,
     ) -> None:
         """Writes kept inputs, restores KV from those of earlier steps, and attends to it."""
-        cache, restored_kv = self._checked_cache(spec), self._restored_kv
-        if projected is None or restored_kv is None:
-            raise ValueError(
-                "keeping inputs needs bind_cache with restored_kv, and attention with `projected`"
-            )
+        cache = self._checked_cache(spec)
+        if projected is None:
+            raise ValueError("keeping inputs needs attention with `projected`")
         x: Value = projected.x
         _check_of_tokens("projected.x", x)
         _check_width("projected.x", x, spec.num_kv_heads * spec.head_dim)

@@ -22,7 +22,7 @@ from alignedserve.kernels.triton.paged_attention import PagedStep
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.shared_attention import Shared
 from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
-from alignedserve.ops.base import AttentionSpec, place_of
+from alignedserve.ops.base import AttentionSpec, Projected, place_of
 from alignedserve.ops.cuda_inputs import (
     Part,
     chunks_plainly,
@@ -31,10 +31,12 @@ from alignedserve.ops.cuda_inputs import (
     parts_of,
     write_part,
 )
+from alignedserve.ops.cuda_linear import plain
 from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.shared_plans import SharedPlans
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import attend_sequence
+from alignedserve.ops.torch_inputs import restore
 
 
 class CudaAttention:
@@ -61,8 +63,13 @@ class CudaAttention:
         """Begins a step."""
         self._made.clear()
 
-    def __call__(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def __call__(
+        self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
+    ) -> torch.Tensor:
         step, shape = self._step, self._step.shape
+        if step.kept_inputs is not None and step.keeps_inputs:
+            restore(step, self._cache, spec, projected, plain)
+            return self._with_inputs(qkv, spec, step.kept_inputs)
         place = place_of(spec, self._groups, step)
         has_decodes = shape.num_decodes > 0
         if has_decodes and self._is_balanced:
@@ -84,12 +91,10 @@ class CudaAttention:
             self._decode(q, spec, place, out)
         return out.flatten(1)
 
-    def with_inputs(
-        self, qkv: torch.Tensor, spec: AttentionSpec, kept: KeptInputs, restored_kv: torch.Tensor
-    ) -> torch.Tensor:
+    def _with_inputs(self, qkv: torch.Tensor, spec: AttentionSpec, kept: KeptInputs) -> torch.Tensor:
         """Attends in a step with kept inputs. The KV of their sequences has been restored."""
         step = self._step
-        parts = parts_of(step, kept, self._cache, restored_kv, spec.layer)
+        parts = parts_of(step, kept, self._cache, spec.layer)
         of_cache, of_restored = (write_part(qkv, step, spec, part) for part in parts)
         q = torch.where((parts[1].slots < 0)[:, None, None], of_cache, of_restored)
         out = torch.empty_like(q)

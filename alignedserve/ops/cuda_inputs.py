@@ -35,9 +35,7 @@ class Part:
     chunks: range
 
 
-def parts_of(
-    step: StepInputs, kept: KeptInputs, cache: torch.Tensor, restored_kv: torch.Tensor, layer: int
-) -> tuple[Part, Part]:
+def parts_of(step: StepInputs, kept: KeptInputs, cache: torch.Tensor, layer: int) -> tuple[Part, Part]:
     """Returns the sequences with K and V in the cache, and those with restored KV."""
     num_decodes, slots = step.shape.num_decodes, step.slots[0, : step.num_tokens]
     is_kept = kept.rows[: step.num_tokens] >= 0
@@ -48,7 +46,7 @@ def parts_of(
             cache, layer, slots.masked_fill(is_kept, -1), range(first_decode), range(num_decodes, first_chunk)
         ),
         Part(
-            restored_kv,
+            kept.restored_kv,
             0,
             slots.masked_fill(~is_kept, -1),
             range(first_decode, num_decodes),

@@ -146,16 +146,8 @@ class CudaOps(TorchOps):
     ) -> torch.Tensor:
         if self._attention is None:
             raise RuntimeError("attention can only be called by the functions given to compile")
-        step = self._running()
-        if step.keeps_inputs and step.kept_inputs is not None:
-            restored_kv = self._restore(spec, projected)
-            out = self._attention.with_inputs(qkv, spec, step.kept_inputs, restored_kv)
-        else:
-            out = self._attention(qkv, spec)
-        return step.output_rows(out) if spec.outputs_only else out
-
-    def _plain(self, x: CudaValue) -> torch.Tensor:
-        return plain(x)
+        out = self._attention(qkv, spec, projected)
+        return self._running().output_rows(out) if spec.outputs_only else out
 
     def outputs(self, x: CudaValue) -> torch.Tensor:
         return self._running().output_rows(plain(x))

@@ -16,13 +16,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from alignedserve.kernels.cpu.structs import Step
+
 
 class KeptInputs:
     """The part of a step's inputs about kept inputs. On a GPU each buffer is filled in pinned memory."""
 
-    def __init__(self, max_tokens: int, max_seqs: int, max_restored: int, device: torch.device | str) -> None:
+    def __init__(self, max_tokens: int, max_seqs: int, restored_kv: torch.Tensor) -> None:
+        """`restored_kv`: memory for it, [block, 1, k|v, kv_head, slot, head_dim]."""
+        self.restored_kv, device = restored_kv, restored_kv.device
+        self._block_size = restored_kv.shape[4]
+        self.max_restored = max_restored = len(restored_kv) * self._block_size
         self._buffers: list[tuple[torch.Tensor, torch.Tensor, Callable[[], int]]] = []
-        self.max_restored = max_restored
         # Sequences of the step with kept inputs.
         self.num_seqs = 0
         self._num_blocks = 0
@@ -41,7 +46,7 @@ class KeptInputs:
         self.positions, self.host_positions = self._buffer(max_restored, device, lambda: self.num_restored)
 
     def _buffer(
-        self, size: int, device: torch.device | str, num_used: Callable[[], int]
+        self, size: int, device: torch.device, num_used: Callable[[], int]
     ) -> tuple[torch.Tensor, np.ndarray]:
         tensor = torch.zeros(size, dtype=torch.int32, device=device)
         host = tensor if tensor.device.type == "cpu" else torch.zeros_like(tensor, device="cpu").pin_memory()
@@ -53,13 +58,7 @@ class KeptInputs:
         self.num_seqs = self.num_restored = self._num_blocks = 0
 
     def add(
-        self,
-        entry: int,
-        tokens: slice,
-        blocks: np.ndarray,
-        num_before: int,
-        num_after: int,
-        block_size: int,
+        self, entry: int, tokens: slice, blocks: np.ndarray, num_before: int, num_after: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds the step's sequence `entry`. It has `blocks`, and computes positions `num_before` to `num_after`, the
         step's `tokens`.
@@ -69,10 +68,11 @@ class KeptInputs:
         if self.num_seqs == 0:
             self.host_is_kept[:] = 0
             self.host_rows[:] = -1
+        block_size = self._block_size
         first, num_blocks = self._num_blocks, -(-num_after // block_size)
-        if first + num_blocks > self.max_restored // block_size:
+        if first + num_blocks > len(self.restored_kv):
             raise RuntimeError(
-                f"{first + num_blocks} blocks of restored KV are needed, there are {self.max_restored // block_size}"
+                f"{first + num_blocks} blocks of restored KV are needed, there are {len(self.restored_kv)}"
             )
         positions = np.arange(num_after, dtype=np.int32)
         block, row = np.divmod(positions, 2 * block_size)
@@ -90,6 +90,15 @@ class KeptInputs:
     def commit(self, num_tokens: int, num_seqs: int) -> None:
         """Sets the total numbers of tokens and sequences in the step."""
         self._num_tokens, self._num_of_all = num_tokens, num_seqs
+
+    def describe(self, struct: Step) -> None:
+        """Describes the step to the CPU's programs."""
+        struct.num_restored = self.num_restored
+        struct.is_kept = self.is_kept.data_ptr() if self.num_seqs else None
+        struct.input_rows = self.rows.data_ptr()
+        struct.restored_rows = self.sources.data_ptr()
+        struct.restored_slots = self.targets.data_ptr()
+        struct.restored_positions = self.positions.data_ptr()
 
     def upload(self) -> None:
         """Sends the host's buffers to the device, on the current stream."""

@@ -59,10 +59,8 @@ class SharedPlans:
 
     def fill(self, step: StepInputs, num_decodes: int) -> None:
         """Makes the plans of a step. Its first `num_decodes` sequences decode."""
-        host, stride = step.host, step.num_groups * step.num_columns
         for key, plan in self._plans.items():
-            table = host.block_table[key.group * step.num_columns :]
-            plan.fill(host.query_start, host.positions, host.is_reversed, table, stride, num_decodes)
+            plan.fill(step.host_struct(key.group, num_decodes))
 
     def clear(self) -> None:
         for plan in self._plans.values():

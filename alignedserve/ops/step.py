@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from alignedserve.kernels.cpu.structs import Step
 from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.step_adapters import StepAdapters
 from alignedserve.ops.step_shape import Ladder, StepShape
@@ -61,12 +62,10 @@ class StepInputs:
         max_seqs: int,
         max_blocks_per_seq: int,
         device: torch.device | str = "cpu",
-        max_restored: int = 0,
         has_adapters: bool = False,
         num_groups: int = 1,
     ) -> None:
-        """`max_blocks_per_seq`: blocks of one layer group (`kv/groups.py`). `max_restored`: tokens that fit into
-        restored KV; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
+        """`max_blocks_per_seq`: blocks of one layer group (`kv/groups.py`). `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq
@@ -112,7 +111,7 @@ class StepInputs:
         # The shapes that steps are padded to.
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)
-        self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
+        self.kept_inputs: KeptInputs | None = None
         self.adapters = StepAdapters(max_tokens, device) if has_adapters else None
         # Given by a backend that reads keys once for several sequences.
         self.shared_plans: StepPlans | None = None
@@ -143,6 +142,12 @@ class StepInputs:
         # step needs.
         self.flat_block_table = views["block_table"]
         self.table_stride = views["table_stride"]
+
+    def keep_inputs(self, restored_kv: torch.Tensor) -> None:
+        """Lets sequences keep inputs in place of K and V: see `KeptInputs`. Called before the model is compiled."""
+        if self.num_groups > 1:
+            raise ValueError(f"inputs can be kept where layers are one group, not {self.num_groups}")
+        self.kept_inputs = KeptInputs(self.max_tokens, self.max_seqs, restored_kv)
 
     @property
     def has_adapters(self) -> bool:
@@ -270,6 +275,41 @@ class StepInputs:
         of_tokens = [array[:num_tokens] for array in (host.token_ids, host.positions, *host.slots)]
         of_seqs = [array[:num_seqs] for array in (host.context_len, host.is_reversed)]
         return [*of_tokens, *of_seqs, host.outputs[:num_outputs], host.query_start[: num_seqs + 1]]
+
+    def struct(self) -> Step:
+        """Returns the struct that describes steps to the CPU's programs. `describe` sets what differs among steps."""
+        return Step(
+            positions=self.positions.data_ptr(),
+            slots=self.slots.data_ptr(),
+            slots_stride=self.slots.stride(0),
+            query_start=self.query_start.data_ptr(),
+            context_len=self.context_len.data_ptr(),
+            is_reversed=self.is_reversed.data_ptr(),
+            block_table=self.flat_block_table.data_ptr(),
+            block_table_stride=self.num_groups * self.max_blocks_per_seq,
+            group_table_stride=self.max_blocks_per_seq,
+        )
+
+    def host_struct(self, group: int, num_seqs: int) -> Step:
+        """Returns the struct of the first sequences, with the host's buffers and the blocks of one layer group."""
+        host = self.host
+        return Step(
+            query_start=host.query_start.ctypes.data,
+            positions=host.positions.ctypes.data,
+            is_reversed=host.is_reversed.ctypes.data,
+            block_table=host.block_table[group * self.num_columns :].ctypes.data,
+            block_table_stride=self.num_groups * self.num_columns,
+            num_seqs=num_seqs,
+        )
+
+    def describe(self, struct: Step) -> None:
+        struct.num_tokens, struct.num_seqs = self.num_tokens, self.num_seqs
+        struct.num_rows, struct.rows = self.num_outputs, self.outputs.data_ptr()
+        if self.kept_inputs is not None:
+            self.kept_inputs.describe(struct)
+        adapters = self.adapters if self.has_adapters else None
+        struct.adapters = adapters.tokens.data_ptr() if adapters else None
+        struct.row_adapters = adapters.outputs.data_ptr() if adapters else None
 
     def upload(self) -> None:
         """Sends the host's buffers to the device, on the current stream. They must not change until

@@ -16,10 +16,8 @@ def paged_attention(
     step: StepInputs,
     spec: AttentionSpec,
     place: GroupedLayer,
-    restored_kv: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`place`: where the layer's KV is in the cache. `restored_kv`: this layer's restored KV, given if some
-    sequences keep inputs."""
+    """`place`: where the layer's KV is in the cache. KV of sequences that keep inputs has been restored."""
     num_tokens = step.num_tokens
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -29,18 +27,18 @@ def paged_attention(
 
     slots = step.slots[place.group, :num_tokens].long()
     out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
-    kept = step.kept_inputs
-    if kept is None or restored_kv is None:
+    kept = step.kept_inputs if step.keeps_inputs else None
+    if kept is None:
         write_kv(k, v, cache, place.index, slots)
         is_kept = [0] * step.num_seqs
     else:
         restored = kept.rows[:num_tokens] >= 0
         write_kv(k[~restored], v[~restored], cache, place.index, slots[~restored])
-        write_kv(k[restored], v[restored], restored_kv, 0, slots[restored])
+        write_kv(k[restored], v[restored], kept.restored_kv, 0, slots[restored])
         is_kept = kept.host_is_kept[: step.num_seqs].tolist()
     for seq in range(step.num_seqs):
-        if is_kept[seq] and restored_kv is not None:
-            attend_sequence(q, restored_kv, GroupedLayer(0, 0), step, seq, spec, out)
+        if kept is not None and is_kept[seq]:
+            attend_sequence(q, kept.restored_kv, GroupedLayer(0, 0), step, seq, spec, out)
         else:
             attend_sequence(q, cache, place, step, seq, spec, out)
     out = out.flatten(1)

@@ -6,15 +6,35 @@ from collections.abc import Callable
 
 import torch
 
-from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.base import AttentionSpec, Projected, Value
 from alignedserve.ops.kept_inputs import KeptInputs, rows_of_layer
+from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import head_norm, rotate, write_kv
 
 # Tokens that are restored at a time, so that intermediate values stay small.
 PIECE = 4096
 
 
-def write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInputs) -> None:
+def restore(
+    step: StepInputs,
+    cache: torch.Tensor,
+    spec: AttentionSpec,
+    projected: Projected | None,
+    plain: Callable[[Value], torch.Tensor] = lambda x: x,
+) -> None:
+    """Writes the step's kept inputs, and restores KV from those of earlier steps. Does nothing in a step without any.
+    `plain` returns a backend's value as a tensor."""
+    kept = step.kept_inputs
+    if kept is None or not step.keeps_inputs:
+        return
+    if projected is None:
+        raise ValueError("keeping inputs needs attention with `projected`")
+    _write_inputs(plain(projected.x), cache, spec.layer, kept)
+    to_kv = projected.weight.outputs_from(spec.num_heads * spec.head_dim)
+    _restore(to_kv.project, cache, spec, kept)
+
+
+def _write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInputs) -> None:
     """Writes the inputs `x` [tokens, width] of those tokens that keep them."""
     blocks = rows_of_layer(cache, layer)
     rows = kept.rows[: len(x)].long()
@@ -23,12 +43,8 @@ def write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInp
     blocks[rows // blocks.shape[1], rows % blocks.shape[1]] = x[is_kept]
 
 
-def restore(
-    to_kv: Callable[[torch.Tensor], torch.Tensor],
-    cache: torch.Tensor,
-    restored_kv: torch.Tensor,
-    spec: AttentionSpec,
-    kept: KeptInputs,
+def _restore(
+    to_kv: Callable[[torch.Tensor], torch.Tensor], cache: torch.Tensor, spec: AttentionSpec, kept: KeptInputs
 ) -> None:
     """Projects K and V of all tokens to be restored. `to_kv`: the part of the qkv projection for K and V."""
     blocks = rows_of_layer(cache, spec.layer)
@@ -38,4 +54,4 @@ def restore(
         x = blocks[rows // blocks.shape[1], rows % blocks.shape[1]]
         kv = to_kv(x).view(len(x), 2, spec.num_kv_heads, spec.head_dim)
         k = rotate(head_norm(kv[:, 0], spec.k_norm, spec.norm_eps), kept.positions[piece].long(), spec.rope)
-        write_kv(k, kv[:, 1], restored_kv, 0, kept.targets[piece].long())
+        write_kv(k, kv[:, 1], kept.restored_kv, 0, kept.targets[piece].long())

@@ -18,7 +18,6 @@ from alignedserve.ops.base import (
     CompiledModel,
     Ops,
     Projected,
-    Value,
     check_groups,
     place_of,
 )
@@ -30,7 +29,7 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_adapters import TorchAdapters
 from alignedserve.ops.torch_attention import paged_attention
 from alignedserve.ops.torch_experts import TorchExperts, mix
-from alignedserve.ops.torch_inputs import restore, write_inputs
+from alignedserve.ops.torch_inputs import restore
 from alignedserve.ops.torch_ranks import TorchRanks
 
 
@@ -104,7 +103,6 @@ class TorchOps(Ops):
             self.shard = ranks.shard
             self._ranks = TorchRanks(ranks.store_file, ranks.shard, self.device)
         self._cache: torch.Tensor | None = None
-        self._restored_kv: torch.Tensor | None = None
         self._groups = one_group(0)
         self._step: StepInputs | None = None
 
@@ -141,14 +139,8 @@ class TorchOps(Ops):
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
-    def bind_cache(
-        self,
-        cache: torch.Tensor,
-        restored_kv: torch.Tensor | None = None,
-        groups: LayerGroups | None = None,
-    ) -> None:
-        self._groups = check_groups(cache, restored_kv, groups)
-        self._cache, self._restored_kv = cache, restored_kv
+    def bind_cache(self, cache: torch.Tensor, groups: LayerGroups | None = None) -> None:
+        self._cache, self._groups = cache, check_groups(cache, groups)
 
     def embed(
         self,
@@ -221,25 +213,8 @@ class TorchOps(Ops):
             raise ValueError("bind_cache must be called before attention")
         step = self._running()
         place = place_of(spec, self._groups, step)
-        restored_kv = self._restore(spec, projected) if step.keeps_inputs else None
-        return paged_attention(qkv, self._cache, step, spec, place, restored_kv)
-
-    def _restore(self, spec: AttentionSpec, projected: Projected | None) -> torch.Tensor:
-        """Writes the step's kept inputs, and returns KV restored from those of earlier steps."""
-        kept = self._running().kept_inputs
-        if kept is None or projected is None or self._cache is None or self._restored_kv is None:
-            raise ValueError(
-                "keeping inputs needs bind_cache with restored_kv, and attention with `projected`"
-            )
-        write_inputs(self._plain(projected.x), self._cache, spec.layer, kept)
-        to_kv = projected.weight.outputs_from(spec.num_heads * spec.head_dim)
-        restore(to_kv.project, self._cache, self._restored_kv, spec, kept)
-        return self._restored_kv
-
-    def _plain(self, x: Value) -> torch.Tensor:
-        """Returns the value as a tensor. A subclass's value may not be computed yet."""
-        tensor: torch.Tensor = x
-        return tensor
+        restore(step, self._cache, spec, projected)
+        return paged_attention(qkv, self._cache, step, spec, place)
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return self._running().output_rows(x)

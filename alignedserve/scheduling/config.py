@@ -97,6 +97,10 @@ class SchedulingConfig:
             if not (0 <= value < 1 and (value or may_be_0)):
                 raise ValueError(f"{name}={value}: must be in {'[' if may_be_0 else '('}0, 1)")
 
+    def is_alone(self, tier: str) -> bool:
+        """Whether requests of this tier share no KV: their blocks are reversed, which hashes do not show."""
+        return self.share_blocks and tier == "be"
+
     def check_share_blocks(self, is_colocated: bool, pool_kv_dtype: str) -> None:
         """Raises ValueError if `share_blocks` is set where blocks can't be shared."""
         if self.share_blocks and not is_colocated:

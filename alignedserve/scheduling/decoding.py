@@ -97,11 +97,9 @@ def watermark(at: DecodeBoundary, config: SchedulingConfig) -> int:
     return int(WATERMARK * at.limits.num_blocks)
 
 
-def needed(
-    at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, keeps_inputs: bool = False
-) -> int:
+def needed(at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig) -> int:
     """Returns the number of blocks that must be free to admit the request."""
-    return at.growth_of(newcomer, num_ahead(config), keeps_inputs)
+    return at.growth_of(newcomer, num_ahead(config))
 
 
 def num_free(at: DecodeBoundary, config: SchedulingConfig) -> int:

@@ -8,7 +8,6 @@ least half of the optimum.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from alignedserve.scheduling.boundary import DecodeRequest
@@ -28,20 +27,12 @@ class Piece(NamedTuple):
     is_second: bool = False
 
 
-@dataclass(frozen=True)
-class ChosenRequest:
-    """A request that begins."""
-
-    request: DecodeRequest
-    keeps_inputs: bool
-    gain_s: float
-
-
-def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[ChosenRequest]:
-    """Returns the requests that begin in these blocks and slots, in the order in which they were chosen."""
+def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Piece]:
+    """Returns the last piece of each request that begins in these blocks and slots, with the gain of all its pieces, in
+    the order in which the requests were chosen."""
     if num_slots <= 0:
         return []
-    chosen: dict[RequestKey, ChosenRequest] = {}
+    chosen: dict[RequestKey, Piece] = {}
     num_left, best = num_blocks, None
     for piece in sorted(pieces, key=lambda piece: piece.gain_s / piece.memory, reverse=True):
         key, is_more = piece.request.key, best is None or piece.gain_s > best.gain_s
@@ -51,7 +42,7 @@ def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Cho
         if fits and piece.num_blocks <= num_left:
             num_left -= piece.num_blocks
             gain_s = piece.gain_s + (chosen[key].gain_s if piece.is_second else 0.0)
-            chosen[key] = ChosenRequest(piece.request, piece.keeps_inputs, gain_s)
+            chosen[key] = piece._replace(gain_s=gain_s)
     if best is not None and best.gain_s > sum(choice.gain_s for choice in chosen.values()):
-        return [ChosenRequest(best.request, best.keeps_inputs, best.gain_s)]
+        return [best]
     return [*chosen.values()]

@@ -12,7 +12,7 @@ from alignedserve.kv.groups import LayerGroups, one_group
 from alignedserve.kv.span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
+from alignedserve.scheduling.policies import check_policy, make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
@@ -165,11 +165,9 @@ class Comparison:
         config, block_size = self._config, self._engine.block_size
         router = replace(self._router, link=config.link, change_roles=setting.change_roles)
         scheduling = replace(self._scheduling, policy=setting.policy)
-        policy = make_policy(scheduling)
-        if self._engine.hidden_cache:
-            check_keeps_inputs(policy)
-            if not setting.num_colocated:
-                raise ValueError("hidden_cache: needs colocated_instances")
+        check_policy(make_policy(scheduling), self._engine)
+        if self._engine.hidden_cache and not setting.num_colocated:
+            raise ValueError("hidden_cache: needs colocated_instances")
         most_tokens = self._most_tokens(setting)
         longest = self._model.max_model_len if self._model else MAX_MODEL_LEN
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, longest, most_tokens)

@@ -29,6 +29,9 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId
 
+# Seconds in which an instance takes another role, when nothing is left to do: threads end and start.
+ROLE_CHANGE_S = 0.1
+
 
 class SimInstance(SimProcess):
     drops_orders = True
@@ -248,7 +251,7 @@ class SimChanging(SimPrefill):
     def _say(self, connection: int, messages: list[AnyMessage]) -> None:
         if isinstance(messages[0], Hello):
             self._changing_on = connection
-            self.after(self.world.overhead.role_change_s, partial(self._say_hello, connection))
+            self.after(ROLE_CHANGE_S, partial(self._say_hello, connection))
         elif connection != self._changing_on:
             super()._say(connection, messages)
 

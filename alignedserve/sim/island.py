@@ -119,14 +119,14 @@ class SimIsland:
 
     def _prefill(self, name: InstanceId) -> SimInstance:
         config = self.config
-        if config.router.change_roles:
-            return self._changing(name, config.prefill, PREFILL)
+        if role := config.router.first_role(PREFILL):
+            return self._changing(name, config.prefill, role)
         caching = config.enable_prefix_caching
         return SimPrefill(self.world, name, config.prefill, self._policy, self._staging_share, caching)
 
     def _decode(self, name: InstanceId) -> SimInstance:
-        if self.config.router.change_roles:
-            return self._changing(name, self.config.decode, DECODE)
+        if role := self.config.router.first_role(DECODE):
+            return self._changing(name, self.config.decode, role)
         caching = self.config.enable_prefix_caching
         return SimDecode(self.world, name, self.config.decode, self._policy, caching)
 

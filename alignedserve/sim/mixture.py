@@ -78,7 +78,7 @@ def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
         num_computed=sum(ran.computed[stream.request.key] for stream in complete),
         num_needed=sum(num_needed(stream) for stream in complete),
         busy=_busy(ran, begin_s, end_s),
-        overwritten_bytes=pauses.num_checkpoint_bytes + pauses.num_restored_bytes,
+        overwritten_bytes=pauses.overwritten_bytes,
     )
 
 

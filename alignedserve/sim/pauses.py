@@ -37,10 +37,9 @@ class Pauses:
         # the share of layer groups in which its KV is copied.
         self.num_saved_tokens = 0.0
         self.num_fetched_tokens = 0.0
-        # Bytes of KV that were saved from blocks shared from both ends, and restored. These are of requests other than
-        # the above.
-        self.num_checkpoint_bytes = 0
-        self.num_restored_bytes = 0
+        # Bytes of KV overwritten in blocks shared from both ends, to host memory and back. These are of requests other
+        # than the above.
+        self.overwritten_bytes = 0
         self._running: defaultdict[InstanceId, _Members] = defaultdict(dict)
         self._prompts: defaultdict[InstanceId, _Members] = defaultdict(dict)
         # For each request with an ordered eviction, the tokens that had KV in the pool by then.
@@ -81,8 +80,7 @@ class Pauses:
     def _decoded(self, running: _Members, report: DecodeReport) -> None:
         self._dropped(running, report.dropped)
         for moved in report.moved:
-            self.num_checkpoint_bytes += moved.num_bytes * (moved.what == "checkpoint")
-            self.num_restored_bytes += moved.num_bytes * (moved.what == "restore")
+            self.overwritten_bytes += moved.num_bytes * (moved.what in ("checkpoint", "restore"))
         if report.news:
             ran = {news.key: True for news in report.news}
             # Most iterations have all requests of the one before.

@@ -39,8 +39,6 @@ class Overhead:
     # iterations of decodes only, the second for those with a part of a prompt. Empty: all take the predicted time.
     overruns: tuple[float, ...] = ()
     overruns_of_chunks: tuple[float, ...] = ()
-    # Seconds in which an instance takes another role, when nothing is left to do: threads end and start.
-    role_change_s: float = 0.1
 
     def engine_s(self, model_s: float, has_chunks: bool, dice: Random) -> float:
         """Returns the seconds in the engine of an iteration that takes `model_s` by the cost model."""

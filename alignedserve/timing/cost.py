@@ -48,11 +48,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 Attention = Literal["balanced", "plain", "padded"]
+
+
+class IterationLoad(NamedTuple):
+    # Tokens computed before, and tokens to compute, of each chunk.
+    chunks: Sequence[tuple[int, int]]
+    # The length of each decode's prefix.
+    lengths: Sequence[int] = ()
+    # Tokens with K and V restored from inputs.
+    num_restored: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,8 +202,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     def iteration(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0
     ) -> float:
-        """Seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
-        these prefix `lengths`. `num_restored`: tokens with K and V restored from inputs."""
+        """Seconds of an iteration. Its parameters are the fields of `IterationLoad`."""
         # Policies call this many times in an iteration, so it makes no call for an absent part.
         num_decodes = len(lengths)
         num_prompt_tokens, chunks_s = self.sum_of(chunks) if chunks else (0, 0.0)

@@ -8,9 +8,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
-from alignedserve.router.config import RouterConfig
-from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.protocol.messages import AnyMessage, Request
 from alignedserve.sim.foresight import Foresee, Roughly, nothing
 from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request, num_output_tokens, sample
@@ -66,48 +64,19 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
 def island_config(plan: Plan) -> IslandConfig:
     return IslandConfig(
         cost=cost_of(plan),
-        prefill=_limits(plan, plan.prefill_blocks),
-        decode=_limits(plan, plan.decode_blocks),
+        prefill=plan.limits(plan.prefill_blocks),
+        decode=plan.limits(plan.decode_blocks),
         pool_blocks=plan.pool_blocks,
         num_prefill=plan.num_prefill,
         num_decode=plan.num_decode,
         num_colocated=plan.num_colocated,
         num_gateways=0 if plan.front else plan.num_gateways,
-        router=RouterConfig(
-            link=plan.link,
-            silence_s=plan.silence_s,
-            orphan_s=plan.orphan_s,
-            change_roles=plan.change_roles,
-        ),
-        scheduling=SchedulingConfig(
-            plan.policy,
-            min_batch_requests=plan.min_batch_requests,
-            admit_ahead=plan.admit_ahead,
-            evict_ahead=min(SchedulingConfig.evict_ahead, plan.admit_ahead or SchedulingConfig.evict_ahead),
-            be_share=plan.be_share,
-            rt_headroom=plan.rt_headroom,
-            preemption_mode=plan.preemption_mode,
-            share_blocks=plan.share_blocks,
-        ),
+        router=plan.router,
+        scheduling=plan.scheduling,
         staging_share=plan.staging_share,
         enable_prefix_caching=plan.enable_prefix_caching,
         foresee=_foresight(plan),
         check_share=plan.check_share,
-    )
-
-
-def _limits(plan: Plan, num_columns: int) -> InstanceLimits:
-    return InstanceLimits(
-        num_blocks=num_columns * plan.num_groups,
-        block_size=plan.block_size,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_model_len=MAX_MODEL_LEN,
-        max_restored_blocks=-(-MAX_MODEL_LEN // plan.block_size) if plan.hidden_cache else 0,
-        window=plan.window,
-        num_full_groups=plan.num_full_groups,
-        num_sliding_groups=plan.num_sliding_groups,
-        tile_tokens=plan.tile_tokens,
     )
 
 

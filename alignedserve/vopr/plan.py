@@ -9,7 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from alignedserve.kv.span import TILE_TOKENS
-from alignedserve.scheduling.config import PREEMPTION_MODES
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import PREEMPTION_MODES, SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 
@@ -143,6 +145,43 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def processes(self) -> list[InstanceId]:
         """All processes but the router."""
         return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
+
+    @property
+    def router(self) -> RouterConfig:
+        return RouterConfig(
+            link=self.link,
+            silence_s=self.silence_s,
+            orphan_s=self.orphan_s,
+            change_roles=self.change_roles,
+        )
+
+    @property
+    def scheduling(self) -> SchedulingConfig:
+        return SchedulingConfig(
+            self.policy,
+            min_batch_requests=self.min_batch_requests,
+            admit_ahead=self.admit_ahead,
+            evict_ahead=min(SchedulingConfig.evict_ahead, self.admit_ahead or SchedulingConfig.evict_ahead),
+            be_share=self.be_share,
+            rt_headroom=self.rt_headroom,
+            preemption_mode=self.preemption_mode,
+            share_blocks=self.share_blocks,
+        )
+
+    def limits(self, num_columns: int) -> InstanceLimits:
+        """Returns the limits of an instance with this many columns."""
+        return InstanceLimits(
+            num_blocks=num_columns * self.num_groups,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            max_restored_blocks=-(-MAX_MODEL_LEN // self.block_size) if self.hidden_cache else 0,
+            window=self.window,
+            num_full_groups=self.num_full_groups,
+            num_sliding_groups=self.num_sliding_groups,
+            tile_tokens=self.tile_tokens,
+        )
 
 
 def make_plan(

@@ -214,6 +214,7 @@ class Inputs:
     def shared_calls(self, token_bytes: int) -> list[Callable[[], Any]]:
         """Returns calls like those of `balanced`, which read common keys once. Makes their plans. `token_bytes`: of K
         and V, by which the plan judges whether reading once pays."""
+        from alignedserve.kernels.cpu.structs import Step
         from alignedserve.kernels.triton.decode_attention import balanced_attention
         from alignedserve.kernels.triton.shared_attention import Shared, SharedScratch, shared_tuning
         from alignedserve.kernels.triton.shared_plan import SharedForm, SharedPlan
@@ -227,7 +228,16 @@ class Inputs:
         shared = Shared(SharedPlan(form, num_seqs, scratch.num_programs, device), scratch)
         starts, ends = np.arange(num_seqs + 1, dtype=np.int32), np.array(self.lengths, dtype=np.int32) - 1
         table, columns = self._host_table, self._host_table.shape[1]
-        shared.plan.fill(starts, ends, np.zeros_like(ends), table, columns, num_seqs)
+        from_left = np.zeros_like(ends)
+        step = Step(
+            query_start=starts.ctypes.data,
+            positions=ends.ctypes.data,
+            is_reversed=from_left.ctypes.data,
+            block_table=table.ctypes.data,
+            block_table_stride=columns,
+            num_seqs=num_seqs,
+        )
+        shared.plan.fill(step)
         shared.plan.upload()
         if not int(shared.plan.header[2]):
             raise RuntimeError("the plan shares nothing")

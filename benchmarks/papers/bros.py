@@ -401,8 +401,7 @@ def moved_gb(ran: Ran) -> float:
     """Returns the GB that left the instance's memory for other requests, or came back."""
     pauses = ran.pauses
     num_tokens = pauses.num_saved_tokens + pauses.num_fetched_tokens
-    ends_bytes = pauses.num_checkpoint_bytes + pauses.num_restored_bytes
-    return (num_tokens * ran.scenario.cost.kv_bytes_per_token + ends_bytes) / 1e9
+    return (num_tokens * ran.scenario.cost.kv_bytes_per_token + pauses.overwritten_bytes) / 1e9
 
 
 def measure_blocks(size: Size, seed: int) -> Mapping[str, Numbers]:

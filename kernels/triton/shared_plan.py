@@ -113,27 +113,10 @@ class SharedPlan:
         self._fill(0)
         self._row_of_seq[:] = (0, -1, 0, 0)
 
-    def fill(
-        self,
-        query_start: np.ndarray,
-        positions: np.ndarray,
-        is_reversed: np.ndarray,
-        block_table: np.ndarray,
-        table_stride: int,
-        num_seqs: int,
-    ) -> None:
-        """Makes the plan of a step, from contiguous int32 on the host. `block_table`: sequence s's blocks begin at
-        s * table_stride."""
-        step = Step(
-            query_start=query_start.ctypes.data,
-            positions=positions.ctypes.data,
-            is_reversed=is_reversed.ctypes.data,
-            block_table=block_table.ctypes.data,
-            block_table_stride=table_stride,
-            num_seqs=num_seqs,
-        )
+    def fill(self, step: Step) -> None:
+        """Makes the plan of a step, from its buffers on the host."""
         num_tasks = library().shared_tasks(ctypes.byref(step), ctypes.byref(self._limits), *self._pointers)
-        self._row_of_seq[num_seqs:] = (0, -1, 0, 0)
+        self._row_of_seq[step.num_seqs :] = (0, -1, 0, 0)
         self._fill(num_tasks)
 
     def _fill(self, num_tasks: int) -> None:

@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from alignedserve.decode_worker.block_table import BlockTable
-from alignedserve.decode_worker.end_ops import carry_out
-from alignedserve.decode_worker.plan import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
+from alignedserve.decode_worker.end_ops import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore, carry_out
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
 from alignedserve.engine.request import Layout, Request
 from alignedserve.instance.requests import adopt

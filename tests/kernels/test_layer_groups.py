@@ -118,7 +118,7 @@ def test_what_does_not_fit_the_groups_is_refused(backend: Callable[..., Ops]) ->
     with pytest.raises(ValueError, match="cache must have the 1 layers of a group, not 2"):
         ops.bind_cache(new_cache(Shape(num_layers=2), 4, 16, torch.float32), groups=groups)
     with pytest.raises(ValueError, match="inputs can be kept where layers are one group, not 4"):
-        ops.bind_cache(cache, cache, groups)
+        StepInputs(8, 1, 4, num_groups=4).keep_inputs(cache)
     with pytest.raises(ValueError, match="StepInputs must have 4 groups of layers, not 1"):
         compute(LlamaLike(ops, shape), StepInputs(8, 1, 4), cache, groups)
     with pytest.raises(ValueError, match="layer must be below the cache's 4, not 4"):

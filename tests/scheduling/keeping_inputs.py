@@ -34,7 +34,7 @@ class KeepingColocated(ColocatedPart):
             is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS
             keeps_inputs = not request.num_pooled and not is_again and self._num_begun % 2 == 1
             # With inputs it shares no blocks.
-            needed = decoding.needed(at, request, self.config, keeps_inputs)
+            needed = at.growth_of(request, decoding.num_ahead(self.config), keeps_inputs)
             if not decoding.has_room(at, request, self.config) or needed > at.num_free_blocks:
                 break
             self._num_begun += 1

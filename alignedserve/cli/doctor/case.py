@@ -9,7 +9,7 @@ import torch
 from alignedserve.cli.doctor.finding import NotChecked
 from alignedserve.cli.doctor.gpu_facts import GpuFacts, gpu_facts
 from alignedserve.engine.build import TORCH_DTYPES
-from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.engine.choices import choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kv.format import BlockFormat
 from alignedserve.launch.nodes import threads_of_each
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def form(self) -> BlockFormat:
-        return block_format(self.engine, self.model.config, self.dtype, self.settings.scheduling.share_blocks)
+        return self.settings.block_format(self.model.config, self.dtype)
 
     @property
     def max_model_len(self) -> int:

@@ -14,7 +14,6 @@ from alignedserve.cli.doctor.model import num_weight_bytes
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     check_ranks,
-    choose_layer_groups,
     choose_num_blocks,
     span_of_requests,
 )
@@ -65,9 +64,8 @@ def num_gpus_that_fit(case: Case) -> int | None:
 
 def _span(case: Case) -> KvSpan:
     """Returns the blocks that a decoding request holds."""
-    engine, share_blocks = case.engine, case.settings.scheduling.share_blocks
-    groups = choose_layer_groups(engine, case.model.config, share_blocks)
-    return span_of_requests(engine, groups, has_whole_prompts=False)
+    groups = case.settings.layer_groups(case.model.config)
+    return span_of_requests(case.engine, groups, has_whole_prompts=False)
 
 
 def _blocks_of_longest(case: Case) -> int:
@@ -156,7 +154,7 @@ def _num_kv_blocks(case: Case) -> int:
     budget = case.engine.kv_cache_memory_bytes or (
         DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
     )
-    groups = choose_layer_groups(case.engine, case.model.config, case.settings.scheduling.share_blocks)
+    groups = case.settings.layer_groups(case.model.config)
     span = span_of_requests(case.engine, groups, "prefill" in case.roles)
     return choose_num_blocks(case.engine, case.form, case.max_model_len, budget, span)
 

@@ -53,16 +53,14 @@ class InstanceProcess(ABC):
     # A subclass of Worker.
     worker_class: ClassVar[Any]
 
-    def __init__(self, config: InstanceConfig) -> None:
+    def __init__(self, config: InstanceConfig, other: InstanceProcess | None = None) -> None:
+        """`other`: this process in the other role that it can take; None if it can take none."""
         self._config = config
         # This process in each role that it can take.
-        self._in_role: dict[str, InstanceProcess] = {self.role: self}
+        self._in_role = {each.role: each for each in (self, other) if each}
         self._wake = threading.Event()
         # The result of `prepare`: the worker, and its Hello.
         self._built: tuple[Worker, Hello] | None = None
-
-    def may_become(self, other: InstanceProcess) -> None:
-        self._in_role[other.role] = other
 
     def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
         config, kind = self._config, self.worker_class

@@ -19,7 +19,7 @@ from alignedserve.instance.profile.facts import experts_of, facts_of
 from alignedserve.instance.profile.fit import fit_held_out
 from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.measure import measure, reach_of
-from alignedserve.instance.profile.restoring import measure_restoring
+from alignedserve.instance.profile.restoring import lacks_restoring, with_restoring
 from alignedserve.instance.profile.saved import VERSION, Profile, default_path, load, locked, save
 from alignedserve.instance.profile.sharing import measure_sharing
 from alignedserve.timing.cost import CostModel, ExpertCounts
@@ -66,7 +66,7 @@ def make(
     cost, errors = fit_held_out(
         measured, token_bytes, reach.num_kv_tokens, _source(facts), experts, engine.window
     )
-    cost = _with_restoring(_with_channels(cost, engine, pool, effort.beside_s), engine, effort.beside_s)
+    cost = with_restoring(_with_channels(cost, engine, pool, effort.beside_s), engine, effort.beside_s)
     cost = _with_sharing(cost, engine, effort.beside_s)
     return Profile(VERSION, facts, reach, len(measured), errors, crowd.waited_share, cost)
 
@@ -79,11 +79,6 @@ def _with_channels(cost: CostModel, engine: Engine, pool: PoolEnd, budget_s: flo
         return cost
     source = f"{cost.source}; {found.note}"
     return msgspec.structs.replace(cost, source=source, channels=found.channels)
-
-
-def _with_restoring(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
-    token_s = measure_restoring(engine, cost, budget_s)
-    return msgspec.structs.replace(cost, restored_token_s=token_s) if token_s else cost
 
 
 def _with_sharing(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
@@ -100,7 +95,10 @@ def find_or_make(
     instance from starting."""
     try:
         with locked(path):
-            found = load(path, facts, reach_of(engine), engine.limits.can_keep_inputs)
+            found = load(path, facts, reach_of(engine))
+            if found and lacks_restoring(found.cost, engine):
+                logger.info("%s was measured without kept inputs: it is measured again", path)
+                found = None
             return found or _make_and_save(engine, facts, path, pool, experts)
     except OSError as error:
         logger.warning("The cost model's profile can't be kept: %s", error)

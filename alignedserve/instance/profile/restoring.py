@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Layout, Request
 from alignedserve.instance.profile.fit_copies import LEAST_S, fit_line
@@ -34,6 +36,18 @@ class Restored:
     num_tokens: int
     # Extra time over the same iteration without restoring.
     seconds: float
+
+
+def with_restoring(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
+    """Returns the cost model with the measured cost, if the engine keeps inputs."""
+    token_s = measure_restoring(engine, cost, budget_s)
+    return msgspec.structs.replace(cost, restored_token_s=token_s) if token_s else cost
+
+
+def lacks_restoring(cost: CostModel, engine: Engine) -> bool:
+    """Whether the cost of restoring is not known, and could be. It is unknown to profiles of earlier versions, which
+    have no copies either."""
+    return engine.limits.can_keep_inputs and not (cost.has_free_copies or cost.restored_token_s)
 
 
 def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:

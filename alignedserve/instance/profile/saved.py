@@ -52,9 +52,8 @@ def default_path(facts: dict[str, str]) -> Path:
     return Path(base) / "alignedserve" / "profiles" / f"{name}-{digest}.json"
 
 
-def load(path: Path, facts: dict[str, str], reach: Reach, keeps_inputs: bool = False) -> Profile | None:
-    """Returns None if no profile fits. A damaged profile, or one with other facts, is set aside. `keeps_inputs`: it
-    must include the cost of restoring KV, unless an earlier version made it."""
+def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
+    """Returns None if no profile fits. A damaged profile, or one with other facts, is set aside."""
     try:
         profile = decode(path.read_bytes(), str(path))
         check_is_of(profile, facts)
@@ -74,9 +73,6 @@ def load(path: Path, facts: dict[str, str], reach: Reach, keeps_inputs: bool = F
             "%s holds no channels: copies of KV are taken to be free; `alignedserve profile` measures them",
             path,
         )
-    elif keeps_inputs and not profile.cost.restored_token_s:
-        logger.info("%s was measured without kept inputs: it is measured again", path)
-        return None
     return profile
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from typing import Protocol
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.accelgen import Accelgen
@@ -39,11 +40,18 @@ def make_policy(config: SchedulingConfig) -> Policy:
     return found(config)
 
 
-def check_keeps_inputs(policy: Policy) -> None:
-    """Raises ValueError unless a colocated instance of the policy can keep inputs of layers in place of KV."""
-    if not policy.keeps_inputs:
+class EngineSettings(Protocol):
+    @property
+    def hidden_cache(self) -> bool: ...
+
+
+def check_policy(policy: Policy, engine: EngineSettings, has_profile: bool = True) -> None:
+    """Raises ValueError unless the policy, and a profile if there is one, suffice for the engine's settings."""
+    if engine.hidden_cache and not policy.keeps_inputs:
         known = ", ".join(each.name for each in POLICIES.values() if each.keeps_inputs)
         raise ValueError(f"hidden_cache: policy {policy.name} can't keep inputs; these can: {known}")
+    if engine.hidden_cache and not has_profile:
+        raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
 
 
 def _import(name: str) -> type[Policy]:
@@ -61,4 +69,4 @@ def _import(name: str) -> type[Policy]:
     return found
 
 
-__all__ = ["POLICIES", "Policy", "check_keeps_inputs", "make_policy"]
+__all__ = ["POLICIES", "Policy", "check_policy", "make_policy"]

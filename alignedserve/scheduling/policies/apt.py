@@ -161,7 +161,7 @@ class AptDecode(DecodePart):
         gain_s = worth_s - self._loss_s * request.num_tokens
         if 2 * gain_s <= worth_s:
             return whole
-        half = decoding.needed(at, request, self.config, keeps_inputs=True)
+        half = at.growth_of(request, decoding.num_ahead(self.config), keeps_inputs=True)
         if half >= needed:
             # It is short, or shares most of its KV.
             return whole

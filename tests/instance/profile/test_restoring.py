@@ -11,17 +11,18 @@ from msgspec.structs import replace
 from alignedserve.engine.engine import Engine, LaunchedIteration
 from alignedserve.engine.request import Work
 from alignedserve.instance.profile.grid import MARGIN, Reach
-from alignedserve.instance.profile.make import make
+from alignedserve.instance.profile.make import find_or_make, make
 from alignedserve.instance.profile.measure import reach_of
 from alignedserve.instance.profile.restoring import (
     RestoringBench,
     lengths_within,
     measure_restoring,
 )
+from alignedserve.instance.profile.saved import save
 from alignedserve.timing.estimate import Estimate
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.instance.profile.efforts import QUICK, pool_of
-from tests.instance.profile.profiles import FACTS, KNOWN, REACH
+from tests.instance.profile.profiles import FACTS, KNOWN, REACH, profile_of
 from tests.tiny_models import greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -37,6 +38,18 @@ def test_a_profile_has_it_where_inputs_may_be_kept(engine: Engine) -> None:
     assert cost.restored_token_s > 0
     assert Estimate(cost).restored_token_s == cost.restored_token_s
     engine.check_idle()
+
+
+def test_one_without_it_is_not_used_where_inputs_may_be_kept(engine: Engine, tmp_path: Path) -> None:
+    path, pool = tmp_path / "profile.json", pool_of(engine)
+    without = profile_of(FACTS)
+    save(path, without)
+    again = find_or_make(engine, FACTS, path, pool)
+    assert again.cost.restored_token_s > 0
+    restoring = replace(without, cost=replace(without.cost, restored_token_s=1e-6))
+    for whole in (again, restoring, profile_of(FACTS, has_copies=False)):
+        save(path, whole)
+        assert find_or_make(engine, FACTS, path, pool) == whole
 
 
 def test_a_profile_has_none_where_they_are_not(tiny_model: Directory) -> None:

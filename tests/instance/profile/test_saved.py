@@ -82,23 +82,14 @@ def test_one_of_an_earlier_version_is_read_and_said_to_have_free_copies(
     """Whatever it would have to hold now."""
     old = profile_of(FACTS, has_copies=False)
     save(path, old)
-    for facts, keeps_inputs in ((FACTS, False), (FACTS | {POOL_FACT: "int8"}, True)):
+    for facts in (FACTS, FACTS | {POOL_FACT: "int8"}):
         caplog.clear()
-        assert load(path, facts, REACH, keeps_inputs) == old
+        assert load(path, facts, REACH) == old
         (record,) = caplog.records
         assert record.levelno == logging.WARNING and "copies of KV are taken to be free" in record.message
     caplog.clear()
     save(path, profile_of(FACTS))
     assert load(path, FACTS, REACH) and not caplog.records
-
-
-def test_one_without_kept_inputs_is_not_used_where_they_may_be_kept(path: Path) -> None:
-    without = profile_of(FACTS)
-    save(path, without)
-    assert load(path, FACTS, REACH, keeps_inputs=True) is None and path.exists()
-    restoring = replace(without, cost=replace(without.cost, restored_token_s=1e-6))
-    save(path, restoring)
-    assert load(path, FACTS, REACH, keeps_inputs=True) == load(path, FACTS, REACH) == restoring
 
 
 def test_copies_are_of_what_the_pool_keeps(path: Path, caplog: pytest.LogCaptureFixture) -> None:

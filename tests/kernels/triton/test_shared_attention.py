@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kernels.cpu.structs import Step
 from alignedserve.kernels.kv_rows import FP8, INT8, as_movable, to_rows
 from tests.kernels.triton.harness import DEVICE
 
@@ -149,8 +150,17 @@ class Case:
         return shared
 
     def fill(self, plan: SharedPlan) -> None:
-        stride = int(self.step.table_stride[0]) * self.step.num_groups
-        plan.fill(*self.host, self.host_table, stride, self.step.num_seqs)
+        starts, positions, is_reversed = self.host
+        plan.fill(
+            Step(
+                query_start=starts.ctypes.data,
+                positions=positions.ctypes.data,
+                is_reversed=is_reversed.ctypes.data,
+                block_table=self.host_table.ctypes.data,
+                block_table_stride=int(self.step.table_stride[0]) * self.step.num_groups,
+                num_seqs=self.step.num_seqs,
+            )
+        )
         plan.upload()
 
     def run(self, num_sms: int, window: int | None, shared: Shared | None, own: Tuning = OWN) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.plan import Checkpoint, Lend, Restore
+from alignedserve.decode_worker.end_ops import Checkpoint, Lend, Restore
 from alignedserve.scheduling.policies.bros import BASE_SIZE
 from alignedserve.timing.deadlines import Deadlines
 from tests.scheduling.policies.instance import LIMITS, Instance, decoding, document, job, key, keys, prompt
