@@ -102,7 +102,11 @@ def counted(
     for state in states:
         tiers.setdefault(state.request.tier, Counter())[state.phase.value] += 1
     places = {
-        name: Counter(each.phase.value for each in states if name in (each.instance_id, each.staged_at))
+        name: Counter(
+            each.phase.value
+            for each in states
+            if name == each.instance_id or (each.staged and name == each.staged.at)
+        )
         for name in names
     }
     return dict(Counter(state.phase.value for state in states)), tiers, places
