@@ -9,6 +9,7 @@ The phases of a request:
        '--- some of its KV was lost -------'------------------ EVICTING
 
 From any phase a request may be recalled. It is then LEAVING until no instance can touch its pool blocks any more.
+`RECORDS` shows what else is known of it in each phase.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ class Phase(Enum):
 
 # Phases in which a request is in the running batch of a decode instance, so the pool's copy of its KV is a spare.
 RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
+
+# Which records a request has in each phase: after each event, one of these combinations (`RequestState.check`).
+RECORDS: dict[Phase, tuple[str, ...]] = {
+    Phase.QUEUED: ("",),
+    Phase.RESERVING: ("",),
+    Phase.PREFILLING: ("instance_id",),
+    Phase.POOLED: ("",),
+    Phase.STAGED: ("instance_id staged",),
+    Phase.OFFERED: ("instance_id", "instance_id staged", "instance_id staged saving_at"),
+    Phase.RUNNING: ("instance_id", "instance_id saving_at"),
+    Phase.MAKING_ROOM: ("instance_id",),
+    Phase.EVICTING: ("instance_id",),
+    Phase.LEAVING: ("leaving", "staged leaving", "saving_at leaving", "staged saving_at leaving"),
+}
 
 # The most entries of a timeline. A request that is evicted repeatedly enters many phases, but the first ones explain
 # its latency.
@@ -153,6 +168,13 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self._taken_s, self.key = self.since_s, self.request.key
+
+    def check(self) -> None:
+        """Raises RuntimeError if its records do not go with its phase."""
+        names = ("instance_id", "staged", "saving_at", "leaving")
+        records = " ".join(name for name in names if getattr(self, name))
+        if records not in RECORDS[self.phase]:
+            raise RuntimeError(f"request {self.key} is {self.phase.value}, with these records: {records}")
 
     def record_phase(self) -> None:
         """Adds the phase that the request has just entered to its timeline."""

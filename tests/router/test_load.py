@@ -124,6 +124,8 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     def compare(now: float, event: Event, sends: list[Send]) -> None:
         core = island.router.core
         assert core
+        for state in core.state.requests:
+            state.check()
         cluster = [process.hello for process in core.state.cluster]
         found = describe(core, me, cluster, {}, None, 1)
         places = {
