@@ -9,7 +9,7 @@ from functools import partial
 from alignedserve.protocol.messages import Failed, MakeSpare, Offer, Stage, Unstage, Work
 from alignedserve.router.leaving import Eviction, Recaller
 from alignedserve.router.pool_client import PoolClient
-from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.requests import Phase, RequestState, Staged
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import PrefillView
@@ -88,7 +88,7 @@ class StagedTransfers:
             if num_blocks > stager.num_free_staging_blocks:
                 continue
             self._router.link_health.staged(stager.instance_id, decode, state.key)
-            self._transitions.stage(state, stager.instance_id, decode, is_batch, batch)
+            self._transitions.stage(state, Staged(stager.instance_id, decode, is_batch, batch))
             stager.staging[state.key] = num_blocks
             if not self._router.link_health.may_stage(stager, decode):
                 stagers.remove(stager)  # A link on trial takes only one request.
@@ -117,17 +117,16 @@ class StagedTransfers:
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
         """Offers requests with staged KV to the decode instances that they are staged for. If the link has failed
         meanwhile, they are loaded from the pool."""
-        groups: dict[tuple[InstanceId | None, bool, int, InstanceId | None], list[RequestState]] = {}
+        groups: dict[tuple[Staged, InstanceId | None], list[RequestState]] = {}
         for key in keys:
-            if state := self._router.requests.find(key, stager, Phase.STAGED):
-                decode = state.staged_for
-                source = stager if decode and self._router.link_health.may_pull(stager, decode, key) else None
-                group = (decode, state.is_in_batch, state.batch, source)
-                groups.setdefault(group, []).append(state)
-        for (decode, is_batch, batch, source), states in groups.items():
-            view = self._router.cluster.decode(decode)
-            if decode and view and not view.is_draining:
-                self._offers.offer(decode, states, is_batch, batch, source)
+            state = self._router.requests.find(key, stager, Phase.STAGED)
+            if state and (staged := state.staged):
+                can_pull = self._router.link_health.may_pull(stager, staged.decode, key)
+                groups.setdefault((staged, stager if can_pull else None), []).append(state)
+        for (staged, source), states in groups.items():
+            view = self._router.cluster.decode(staged.decode)
+            if view and not view.is_draining:
+                self._offers.offer(staged.decode, states, staged.is_in_batch, staged.batch, source)
                 if source is None:
                     self.unstage(states)
             else:
@@ -138,8 +137,8 @@ class StagedTransfers:
         """Frees the room of staged copies in the buffers, because decode instances no longer need them."""
         unstaged: dict[InstanceId, list[RequestKey]] = {}
         for state in states:
-            if state.staged_at:
-                unstaged.setdefault(state.staged_at, []).append(state.key)
+            if state.staged:
+                unstaged.setdefault(state.staged.at, []).append(state.key)
                 self._transitions.unstage(state)
         for stager, keys in unstaged.items():
             if view := self._router.cluster.prefill(stager):

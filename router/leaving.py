@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Abort, DecodeReport, Evict, MakeSpare, Release, Reserved, Unstage
 from alignedserve.router.pool_client import PoolClient
-from alignedserve.router.requests import RUNNING_PHASES, Phase, RequestState
+from alignedserve.router.requests import RUNNING_PHASES, Leaving, Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, DecodeView
@@ -31,7 +31,6 @@ class Requeuer:
         if state.is_pooled:
             self._transitions.enter(state, Phase.POOLED)
             self._pool.commit(state, is_candidate=True)
-            self._forget_copies(state)
         else:
             self.queue_prefill(state)
 
@@ -42,11 +41,6 @@ class Requeuer:
         self._transitions.enter(state, Phase.QUEUED)
         self._router.prefill_queue.push(state, self._router.policy.urgency(state, self._router.island))
         self._pin_or_free(state)
-        self._forget_copies(state)
-
-    def _forget_copies(self, state: RequestState) -> None:
-        self._transitions.unstage(state)
-        self._transitions.end_saving(state)
 
     def _pin_or_free(self, state: RequestState) -> None:
         """Makes a queued request's KV in the pool a spare, because requests before it might otherwise wait forever for
@@ -103,31 +97,28 @@ class Recaller:
             # what the request had there, and reserved other blocks since.
             state.lose_blocks()
             self._pool.send(Release([state.key]))
-        having = dict.fromkeys(each for each in (state.instance_id, state.staged_at, state.saving_at) if each)
-        state.pending_aborts = [
-            each for each in having if each != forgotten_by and each in self._router.cluster
-        ]
-        stager = self._router.cluster.prefill(state.staged_at)
+        staged_at = state.staged.at if state.staged else None
+        having = dict.fromkeys(each for each in (state.instance_id, staged_at, state.saving_at) if each)
+        pending_aborts = [each for each in having if each != forgotten_by and each in self._router.cluster]
+        stager = self._router.cluster.prefill(staged_at)
         if stager and stager.discard(state.key):
             self._router.counters.of(stager.instance_id).num_spills += not state.is_finished
-        if not state.pending_aborts:
+        if not pending_aborts:
             self._has_left(state)
             return
-        self._transitions.enter(state, Phase.LEAVING)
-        for instance_id in state.pending_aborts:
+        self._transitions.leave(state, Leaving(pending_aborts))
+        for instance_id in pending_aborts:
             self._router.outbox.send(instance_id, Abort(state.key))
 
     def _await_saved(self, state: RequestState, saver: InstanceId) -> None:
         """Waits for the prefill instance to save the KV of a request that its decode instance has lost. The request
         continues from the pool after that."""
-        if state.staged_at and (stager := self._router.cluster.prefill(state.staged_at)):
+        if state.staged and (stager := self._router.cluster.prefill(state.staged.at)):
             stager.discard(state.key)
             self._router.outbox.send(stager.instance_id, Unstage([state.key]))
         self._transitions.enter(state, Phase.PREFILLING, saver)
         if view := self._router.cluster.prefill(saver):
             view.pending.put(state.key, 0, state.is_rt)  # Nothing of it is left to compute there.
-        self._transitions.unstage(state)
-        self._transitions.end_saving(state)
 
     def finish(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
         """Ends the request everywhere, because its client has its answer, or is gone."""
@@ -138,9 +129,9 @@ class Recaller:
 
     def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
         """Handles the confirmation that an instance has forgotten the request, or the death of that instance."""
-        if state.phase is Phase.LEAVING and instance_id in state.pending_aborts:
-            state.pending_aborts.remove(instance_id)
-            if not state.pending_aborts:
+        if state.leaving and instance_id in state.leaving.pending_aborts:
+            state.leaving.pending_aborts.remove(instance_id)
+            if not state.leaving.pending_aborts:
                 self._has_left(state)
 
     def _has_left(self, state: RequestState) -> None:
@@ -170,30 +161,28 @@ class EndedAnswers:
 
     def ended(self, state: RequestState, decode: InstanceId) -> None:
         """Handles the end of an answer of which the instance still holds the KV."""
-        is_at_rest = state.phase is Phase.RUNNING and not (state.saving_at or state.staged_at)
+        is_at_rest = state.phase is Phase.RUNNING and not state.saving_at
         if not (is_at_rest and self._pool.reserve_answer(state)):
             self._recaller.finish(state)
             return
         self._transitions.finish(state)
         self._router.output.discard(state.key)
-        state.pending_aborts = [decode]
-        self._transitions.enter(state, Phase.LEAVING)
+        self._transitions.leave(state, Leaving([decode], wants_answer_kept=True))
         self._router.demand.discard(state)
-        state.wants_answer_kept = True
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
-        if state.wants_answer_kept:
+        if (leaving := state.leaving) and leaving.wants_answer_kept:
             if reserved.blocks is None or state.is_alone:
-                self._let_go(state)
+                self._let_go(state.key, leaving)
                 return
-            state.wants_answer_kept = False
-            (decode,) = state.pending_aborts
+            leaving.wants_answer_kept = False
+            (decode,) = leaving.pending_aborts
             self._router.outbox.send(decode, Evict(state.key, reserved.blocks, reserved.num_tokens))
 
     def saved(self, view: DecodeView, key: RequestKey, num_tokens: int) -> None:
         """Lets later prompts find the answer. The pool then has it, but the request no longer does."""
         state, decode = self._router.requests.get(key), view.instance_id
-        if state and state.phase is Phase.LEAVING and state.is_finished and decode in state.pending_aborts:
+        if state and state.leaving and state.is_finished and decode in state.leaving.pending_aborts:
             state.num_cached = num_tokens
             state.note_gaps(num_tokens, view.hello.limits.span)
             if not state.is_alone:
@@ -203,13 +192,13 @@ class EndedAnswers:
     def pool_closed(self) -> None:
         """Lets go of the answers for which the pool was asked for room, because it will not answer."""
         for state in self._router.requests:
-            if state.wants_answer_kept:
-                self._let_go(state)
+            if (leaving := state.leaving) and leaving.wants_answer_kept:
+                self._let_go(state.key, leaving)
 
-    def _let_go(self, state: RequestState) -> None:
-        state.wants_answer_kept = False
-        for decode in state.pending_aborts:
-            self._router.outbox.send(decode, Abort(state.key))
+    def _let_go(self, key: RequestKey, leaving: Leaving) -> None:
+        leaving.wants_answer_kept = False
+        for decode in leaving.pending_aborts:
+            self._router.outbox.send(decode, Abort(key))
 
 
 # ---- evicted ---------------------------------------------------------------------------------------------------------

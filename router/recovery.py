@@ -221,7 +221,7 @@ class Recovery:
             self._router.counters.recoveries[process.hello.role] += 1
             self._recaller.recall(state, forgotten_by=instance_id)
         else:
-            if state.staged_at == instance_id:
+            if state.staged and state.staged.at == instance_id:
                 # The decode instance that was to pull the KV from there will report a failure.
                 self._transitions.unstage(state)
             if state.saving_at == instance_id:

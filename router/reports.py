@@ -180,12 +180,11 @@ class InstanceReports:
             view.is_batch_begun = True
             self._router.counters.of(instance_id).num_batch_switches += 1
         for state in states:
-            if state.staged_at:
-                self._router.link_health.succeeded(state.staged_at, instance_id, state.key)
-                stager = self._router.cluster.prefill(state.staged_at)
-                self._router.counters.of(state.staged_at).num_handed_over += bool(
-                    stager and state.key in stager.held
-                )
+            if staged := state.staged:
+                self._router.link_health.succeeded(staged.at, instance_id, state.key)
+                stager = self._router.cluster.prefill(staged.at)
+                is_handed_over = bool(stager and state.key in stager.held)
+                self._router.counters.of(staged.at).num_handed_over += is_handed_over
             self._transitions.enter(state, Phase.RUNNING, instance_id)
         self._staging.unstage(states)
         if pooled := [state.key for state in states if state.blocks and not state.saving_at]:
@@ -195,6 +194,6 @@ class InstanceReports:
         """Counts a failed pull, unless its source is gone or all its requests were recalled: then the link is not to
         blame."""
         found = [self._router.requests.find(key, decode, Phase.OFFERED) for key in pull.keys]
-        if any(state and state.staged_at == pull.source for state in found):
+        if any(state and state.staged and state.staged.at == pull.source for state in found):
             self._router.counters.of(decode).num_failed_pulls += 1
             self._router.link_health.failed(decode, pull)

@@ -9,6 +9,7 @@ The phases of a request:
        '--- some of its KV was lost -------'------------------ EVICTING
 
 From any phase a request may be recalled. It is then LEAVING until no instance can touch its pool blocks any more.
+`RECORDS` shows what else is known of it in each phase.
 """
 
 from __future__ import annotations
@@ -54,18 +55,49 @@ class Phase(Enum):
     LEAVING = "leaving"
 
 
-# Phases in which a real-time request is on its way to a decode instance, which is told to expect it.
-COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
-
-# Phases in which a request has started, and its prompt's KV is not in the pool yet.
-BRINGING_PHASES = {Phase.RESERVING, Phase.PREFILLING}
-
 # Phases in which a request is in the running batch of a decode instance, so the pool's copy of its KV is a spare.
 RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
+
+# Which records a request has in each phase: after each event, one of these combinations (`RequestState.check`).
+RECORDS: dict[Phase, tuple[str, ...]] = {
+    Phase.QUEUED: ("",),
+    Phase.RESERVING: ("",),
+    Phase.PREFILLING: ("instance_id",),
+    Phase.POOLED: ("",),
+    Phase.STAGED: ("instance_id staged",),
+    Phase.OFFERED: ("instance_id", "instance_id staged", "instance_id staged saving_at"),
+    Phase.RUNNING: ("instance_id", "instance_id saving_at"),
+    Phase.MAKING_ROOM: ("instance_id",),
+    Phase.EVICTING: ("instance_id",),
+    Phase.LEAVING: ("leaving", "staged leaving", "saving_at leaving", "staged saving_at leaving"),
+}
 
 # The most entries of a timeline. A request that is evicted repeatedly enters many phases, but the first ones explain
 # its latency.
 MAX_TIMELINE_LEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A copy of a request's KV at a prefill instance, in the staging buffer or where it was computed."""
+
+    at: InstanceId
+    # The decode instance that the copy is for.
+    decode: InstanceId
+    # Whether that decode instance will be offered the request as part of its candidate batch, and the number of its
+    # batch; 0: none.
+    is_in_batch: bool = False
+    batch: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Leaving:
+    """What a request that is LEAVING waits for. Changed by `Recaller` and `EndedAnswers`."""
+
+    # Instances that may still have it.
+    pending_aborts: list[InstanceId]
+    # Whether the pool was asked for room for its complete answer.
+    wants_answer_kept: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -81,25 +113,14 @@ class RequestState:
     since_s: float
     # The instance that has it.
     instance_id: InstanceId | None = None
-    # The prefill instance with a copy of its KV, in the staging buffer or where it was computed; and the decode
-    # instance that the copy is for.
-    staged_at: InstanceId | None = None
-    staged_for: InstanceId | None = None
+    staged: Staged | None = None
     # The prefill instance that still saves its KV to the pool, though a decode instance has the request.
     saving_at: InstanceId | None = None
-    # Whether that decode instance will be offered it as part of its candidate batch, and the number of its batch; 0:
-    # none.
-    is_in_batch: bool = False
-    batch: int = 0
-    # The decode instance that was told to expect it.
+    leaving: Leaving | None = None
+    # The decode instance that was last told to expect it.
     expected_at: InstanceId | None = None
     # Whether its client has its answer, or is gone.
     is_finished: bool = False
-
-    # ---- instances that may still have it, though it is LEAVING: written by `Recaller` and `EndedAnswers` ----
-    pending_aborts: list[InstanceId] = field(default_factory=list)
-    # Whether the pool was asked for room for its complete answer. Written by `EndedAnswers`.
-    wants_answer_kept: bool = False
 
     # ---- its output tokens so far: written by `OutputProcessor` ----
     output: list[int] = field(default_factory=list)
@@ -147,6 +168,13 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self._taken_s, self.key = self.since_s, self.request.key
+
+    def check(self) -> None:
+        """Raises RuntimeError if its records do not go with its phase."""
+        names = ("instance_id", "staged", "saving_at", "leaving")
+        records = " ".join(name for name in names if getattr(self, name))
+        if records not in RECORDS[self.phase]:
+            raise RuntimeError(f"request {self.key} is {self.phase.value}, with these records: {records}")
 
     def record_phase(self) -> None:
         """Adds the phase that the request has just entered to its timeline."""
@@ -317,7 +345,8 @@ class RequestCounts:
         if old := self._counted.pop(state.key, None):
             self._count(old, -1)
         if not state.is_finished:
-            instance_ids = frozenset(each for each in (state.instance_id, state.staged_at) if each)
+            staged_at = state.staged.at if state.staged else None
+            instance_ids = frozenset(each for each in (state.instance_id, staged_at) if each)
             self._counted[state.key] = new = _Counted(state.request.tier, state.phase.value, instance_ids)
             self._count(new, 1)
 

@@ -156,14 +156,12 @@ class RoleChanges:
     def _take_back(self, change: _Change) -> None:
         """Takes back the requests that need not end there. A prompt that is still being saved is taken back after
         that."""
-        name = change.instance_id
         for state in self._router.requests:
-            if state.is_finished or state.saving_at:
+            if state.is_finished or state.saving_at or not _is_at(state, change):
                 continue
             if state.phase in (Phase.STAGED, Phase.OFFERED):
-                if name in (state.instance_id, state.staged_at, state.staged_for):
-                    self._recaller.recall(state)
-            elif state.phase is Phase.RUNNING and state.instance_id == name:
+                self._recaller.recall(state)
+            elif state.phase is Phase.RUNNING:
                 self._eviction.begin(state)
 
 
@@ -176,5 +174,6 @@ def _num_there(view: PrefillView | DecodeView) -> int:
 
 def _is_at(state: RequestState, change: _Change) -> bool:
     """Returns whether the instance has, or may have, anything of the request."""
-    at = (state.instance_id, state.staged_at, state.staged_for, state.saving_at, *state.pending_aborts)
-    return change.instance_id in at
+    staged = (state.staged.at, state.staged.decode) if state.staged else ()
+    pending_aborts = state.leaving.pending_aborts if state.leaving else ()
+    return change.instance_id in (state.instance_id, state.saving_at, *staged, *pending_aborts)

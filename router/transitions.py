@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.router.requests import BRINGING_PHASES, COMING_PHASES, RUNNING_PHASES, Phase, RequestState
+from alignedserve.router.requests import RUNNING_PHASES, Leaving, Phase, RequestState, Staged
 from alignedserve.router.state import RouterState
 from alignedserve.types import InstanceId
+
+# Phases in which a real-time request is on its way to a decode instance, which is told to expect it.
+_COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
+
+# Phases in which a request has started, and its prompt's KV is not in the pool yet.
+_BRINGING_PHASES = {Phase.RESERVING, Phase.PREFILLING}
+
+# Phases that a request may enter with a copy of its KV at a prefill instance.
+_COPIED_PHASES = {Phase.OFFERED, Phase.RUNNING, Phase.LEAVING}
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +26,9 @@ class PhaseTransitions:
         """Moves the request to another phase. `instance_id`: the instance that has it from now on."""
         self._leave(state, phase, instance_id)
         state.phase, state.instance_id, state.since_s = phase, instance_id, self._router.clock.now
+        state.leaving = None
+        if phase not in _COPIED_PHASES:
+            state.staged = state.saving_at = None
         state.record_phase()
         if phase is Phase.QUEUED:
             self._router.demand.discard(state)
@@ -33,10 +45,10 @@ class PhaseTransitions:
             computing := self._router.cluster.computing(state.instance_id)
         ):
             computing.pending.discard(state.key)
-        for each in (state.instance_id, state.staged_for):
+        for each in (state.instance_id, state.staged.decode if state.staged else None):
             if decode := self._router.cluster.decode(each):
                 decode.discard(state.key)
-        if (expecting := self._router.cluster.decode(state.expected_at)) and phase not in COMING_PHASES:
+        if (expecting := self._router.cluster.decode(state.expected_at)) and phase not in _COMING_PHASES:
             expecting.coming.pop(state.key, None)
 
     def _join(self, state: RequestState) -> None:
@@ -59,24 +71,19 @@ class PhaseTransitions:
             state.expected_at = view.instance_id
             view.coming[state.key] = bool(state.output)
 
-    def stage(
-        self, state: RequestState, stager: InstanceId, decode: InstanceId, is_in_batch: bool, batch: int
-    ) -> None:
+    def stage(self, state: RequestState, staged: Staged) -> None:
         """Records that a prefill instance stages the request's KV for a decode instance."""
-        self.enter(state, Phase.STAGED, stager)
-        state.staged_at, state.staged_for = stager, decode
-        state.is_in_batch, state.batch = is_in_batch, batch
-        self._router.counts.update(state)
+        self.enter(state, Phase.STAGED, staged.at)
+        state.staged = staged
 
     def hand_over(self, state: RequestState, stager: InstanceId, decode: InstanceId) -> None:
         """Records that a prefill instance holds the computed KV for a decode instance, and saves it at the same
         time."""
-        state.staged_at, state.staged_for, state.saving_at = stager, decode, stager
-        state.is_in_batch, state.batch = False, 0
+        state.staged, state.saving_at = Staged(stager, decode), stager
 
     def unstage(self, state: RequestState) -> None:
         """Records that the request has no staged copy any more. Safe to repeat."""
-        state.staged_at = state.staged_for = None
+        state.staged = None
         self._router.counts.update(state)
 
     def end_saving(self, state: RequestState) -> None:
@@ -87,8 +94,13 @@ class PhaseTransitions:
     def _end_prefix(self, state: RequestState) -> None:
         """Lets no request wait for this one's prefix any more, unless it is still computed or saved."""
         is_saved = state.saving_at and state.phase is not Phase.LEAVING
-        if not is_saved and state.phase not in BRINGING_PHASES:
+        if not is_saved and state.phase not in _BRINGING_PHASES:
             self._router.prefill_queue.prefix_ended(state)
+
+    def leave(self, state: RequestState, leaving: Leaving) -> None:
+        """Lets the request leave the instances that have it."""
+        self.enter(state, Phase.LEAVING)
+        state.leaving = leaving
 
     def finish(self, state: RequestState) -> None:
         """Marks a request as finished: its client has its answer, or is gone. Its phase stays until it is recalled."""

@@ -18,7 +18,7 @@ from alignedserve.vopr.plan import Plan
 
 class CountsAddUp:
     """Checks at every tick of the router that requests share no block of the pool but those of common beginnings, that
-    none is lost, and that counts match."""
+    none is lost, that counts match, and that the router's records of each request go with the request's phase."""
 
     def __init__(self, island: SimIsland) -> None:
         self._island = island
@@ -30,6 +30,9 @@ class CountsAddUp:
     def check(self) -> None:
         self._island.check()
         self._check_owners()
+        if core := self._island.router.core:
+            for state in core.state.requests:
+                state.check()
 
     def _check_owners(self) -> None:
         pool = self._island.pool

@@ -126,6 +126,8 @@ class Script:
 
     def take(self) -> list[tuple[str, AnyMessage]]:
         """What was sent since the last time."""
+        for state in self.router.state.requests:
+            state.check()
         sent, self.sent = self.sent, []
         return sent
 

@@ -102,7 +102,11 @@ def counted(
     for state in states:
         tiers.setdefault(state.request.tier, Counter())[state.phase.value] += 1
     places = {
-        name: Counter(each.phase.value for each in states if name in (each.instance_id, each.staged_at))
+        name: Counter(
+            each.phase.value
+            for each in states
+            if name == each.instance_id or (each.staged and name == each.staged.at)
+        )
         for name in names
     }
     return dict(Counter(state.phase.value for state in states)), tiers, places
@@ -120,6 +124,8 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     def compare(now: float, event: Event, sends: list[Send]) -> None:
         core = island.router.core
         assert core
+        for state in core.state.requests:
+            state.check()
         cluster = [process.hello for process in core.state.cluster]
         found = describe(core, me, cluster, {}, None, 1)
         places = {
