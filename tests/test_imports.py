@@ -107,10 +107,12 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "anthropic": {"generation", "http", "limits", "model", "openai", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},
     "services": {"anthropic", "config", "endpoints", "generation", "http", "openai", "telemetry", "webhooks"},
+    "ending": {"http", "services"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry"},
     "process": {
         "app",
         "config",
+        "ending",
         "endpoints",
         "generation",
         "grammars",

@@ -132,7 +132,7 @@ class SharedGateway:
         async def within_time() -> None:
             async with asyncio.timeout(120):
                 await scenario(self._at)
-                await self._at.process.drain_state.until_idle()
+                await self._at.process.ending.drain_state.until_idle()
 
         router = self._at.router
         router.submitted.clear()
