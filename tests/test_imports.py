@@ -108,6 +108,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "endpoints": {"anthropic", "generation", "openai"},
     "services": {"anthropic", "config", "endpoints", "generation", "http", "openai", "telemetry", "webhooks"},
     "ending": {"http", "services"},
+    "launcher_link": {"config", "ending", "http", "islands", "services", "telemetry"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry"},
     "process": {
         "app",
@@ -118,6 +119,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
         "grammars",
         "http",
         "islands",
+        "launcher_link",
         "model",
         "services",
         "telemetry",

@@ -24,16 +24,14 @@ from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import GatewayServer, HttpServer
 from alignedserve.gateway.islands.islands import Islands
-from alignedserve.gateway.islands.launcher_link import LauncherActions, LauncherLink
+from alignedserve.gateway.launcher_link import LauncherLink, Reports
 from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.services import StoreServices
-from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.metrics import AttainmentCount
+from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.process.listening import ask_for_listener, inherited, listen
 from alignedserve.process.steady import collect_when_idle, settle
-from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome, make_home
@@ -57,9 +55,6 @@ class GatewayProcess:
             config.first_island,
         )
         self._keys = Keys(config.key_owners, are_current=not config.key_owners or config.launcher is None)
-        self._is_serving = False
-        self._launcher: LauncherLink | None = None
-        self._attainment = AttainmentCount(self.telemetry.metrics.of("rt"))
         # The metrics of all gateways at this port. None if this is the only one.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
 
@@ -169,24 +164,16 @@ class GatewayProcess:
         linked = asyncio.create_task(self._run_islands(server))
         await self._keys.until_current(linked)
         serving = asyncio.create_task(server.serve([sock]))
-        starting = asyncio.create_task(self._report_start(server))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
         collecting.cancel()
-        starting.cancel()
         self.ending.cancel()
         await asyncio.gather(serving, linked)
         # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
-
-    async def _report_start(self, server: HttpServer) -> None:
-        await server.until_started()
-        self._is_serving = True
-        if self._launcher:
-            self._launcher.tell()
 
     async def _run_islands(self, server: HttpServer) -> None:
         """Runs until `stop`, or until the launcher or all routers have sent Stop."""
@@ -194,36 +181,9 @@ class GatewayProcess:
         if config.launcher is None:
             await self._islands.run()
             return
-        actions = LauncherActions(
-            self.ending.drain,
-            functools.partial(self.ending.retire, server),
-            self._news if self._gateways or config.has_island_gateways else None,
-            self._hear,
-            self._attained,
-            self._keys.change,
-            self._keys.expire if config.keys_may_change else None,
-        )
-        self._launcher = link = LauncherLink(
-            config.launcher, config.instance_id, config.fingerprint, self._islands, actions
-        )
-        tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        self._islands.stop()
-        link.stop()
-        await asyncio.gather(*tasks)
-
-    def _news(self) -> GatewayNews:
-        metrics = written(self.telemetry.metrics) if self._gateways else b""
-        return GatewayNews(self._config.instance_id, metrics, self._services.estimates())
-
-    def _attained(self) -> Attainment:
-        return self._attainment.take(self._services.are_late, self._is_serving)
-
-    def _hear(self, news: GatewayNews) -> None:
-        # Prometheus scrapes each host by itself, so metrics of gateways on other hosts are not merged.
-        if self._gateways and not is_island_gateway(news.gateway):
-            self._gateways.hear(news.gateway, news.metrics)
-        self._services.hear(news)
+        reports = Reports(config, self.telemetry.metrics, self._services, self._gateways)
+        link = LauncherLink(config.launcher, config, self._islands, self._keys, self.ending, server, reports)
+        await link.run()
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
