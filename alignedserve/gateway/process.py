@@ -40,6 +40,9 @@ from alignedserve.types import is_island_gateway, without_generation
 
 
 class GatewayProcess:
+    # Prepares request bodies. A simulation has another one.
+    preparer_class = Preparer
+
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._lengths = AnswerLengths(config.lengths)
@@ -87,7 +90,7 @@ class GatewayProcess:
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
-        preparer = self.make_preparer(model)
+        preparer = self.preparer_class(model, limits, PREPARING, self._config.http.strict_parameters)
         request_builder = RequestBuilder(
             model,
             self._islands,
@@ -125,10 +128,6 @@ class GatewayProcess:
             origins, home = self._config.http.allowed_origins, self._home if store else None
             app = create_app(request_builder, access, routers, origins, store, home)
             await self._serve(app, sock)
-
-    def make_preparer(self, model: ServedModel) -> Preparer:
-        """Returns the preparer of request bodies. A simulation overrides this."""
-        return Preparer(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def _callers(self, sock: socket.socket) -> Callers:
         http, has_keys = self._config.http, bool(self._config.key_owners)
