@@ -44,8 +44,7 @@ class Reports:
         self, config: GatewayConfig, metrics: Metrics, services: StoreServices, gateways: Gateways | None
     ) -> None:
         """`gateways` are those at this port, if there are several."""
-        self._me = config.instance_id
-        self._has_others = gateways is not None or config.has_island_gateways
+        self._config = config
         self._metrics = metrics
         self._services = services
         self._gateways = gateways
@@ -53,10 +52,10 @@ class Reports:
 
     def news(self) -> GatewayNews | None:
         """Returns the report for the other gateways, if there are any."""
-        if not self._has_others:
+        if not self._gateways and not self._config.has_island_gateways:
             return None
         metrics = written(self._metrics) if self._gateways else b""
-        return GatewayNews(self._me, metrics, self._services.estimates())
+        return GatewayNews(self._config.instance_id, metrics, self._services.estimates())
 
     def hear(self, news: GatewayNews) -> None:
         """Receives the report of another gateway."""

@@ -38,11 +38,9 @@ class HttpServer(Protocol):
 
     async def until_started(self) -> None:
         """Returns when the server accepts connections."""
-        ...
 
     async def retire(self) -> None:
         """Closes the listener. Returns when all open connections are closed."""
-        ...
 
 
 class GatewayServer(uvicorn.Server):
