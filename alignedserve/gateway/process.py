@@ -6,92 +6,58 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from random import Random
-from typing import Protocol
 
 from fastapi import FastAPI
 
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.ending import Ending
 from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.responding import RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
-from alignedserve.gateway.http.access import Access, Callers, DrainState, body_memory, callers_of
+from alignedserve.gateway.http.access import Access, Callers, body_memory, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.http.server import GatewayServer
+from alignedserve.gateway.http.server import GatewayServer, HttpServer
 from alignedserve.gateway.islands.islands import Islands
-from alignedserve.gateway.islands.launcher_link import LauncherActions, LauncherLink
+from alignedserve.gateway.launcher_link import LauncherLink, Reports
 from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.services import StoreServices
-from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.metrics import AttainmentCount
+from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.process.listening import ask_for_listener, inherited, listen
 from alignedserve.process.steady import collect_when_idle, settle
-from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import (
-    Store,
-    StoreLimits,
-)
+from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import is_island_gateway, without_generation
 
-# seconds that a replaced gateway has to finish its open requests and batch lines
-RETIRE_S = 600.0
-
-
-class HttpServer(Protocol):
-    # Once this is set, `serve` returns soon.
-    should_exit: bool
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
-
-    async def until_started(self) -> None:
-        """Returns when the server accepts connections."""
-        ...
-
-    async def retire(self) -> None:
-        """Closes the listener. Returns when all open connections are closed."""
-        ...
-
 
 class GatewayProcess:
+    # Prepares request bodies. A simulation has another one.
+    preparer_class = Preparer
+
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._lengths = AnswerLengths(config.lengths)
         self.telemetry = Telemetry(_traces(config), self._lengths.ended)
+        self._services = StoreServices(config, self.telemetry.metrics)
+        self.ending = Ending(self._services, config.http.shutdown_timeout, self.stop)
         self._islands = Islands(
             config.routers,
             config.instance_id,
             config.fingerprint,
             self.telemetry,
-            self.drain,
+            self.ending.drain,
             config.first_island,
         )
-        self.drain_state = DrainState()
-        self._keys = Keys(config.key_owners)
-        # Set once the keys are current. The launcher may have read others since this process was planned.
-        self._has_keys = asyncio.Event()
-        if not config.key_owners or config.launcher is None:
-            self._has_keys.set()
-        # The store in Redis, if there is one.
-        self._redis: RedisStore | None = None
-        self._services = StoreServices(config, self.telemetry.metrics)
-        self._server: HttpServer | None = None
-        self._is_serving = False
-        self._launcher: LauncherLink | None = None
-        # Tasks that wait until open requests have finished: `_draining` while the system stops, `_retiring` after
-        # another gateway has replaced this one.
-        self._draining: asyncio.Task[None] | None = None
-        self._retiring: asyncio.Task[None] | None = None
-        self._attainment = AttainmentCount(self.telemetry.metrics.of("rt"))
+        self._keys = Keys(config.key_owners, are_current=not config.key_owners or config.launcher is None)
         # The metrics of all gateways at this port. None if this is the only one.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
 
@@ -124,7 +90,7 @@ class GatewayProcess:
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
-        preparer = self.make_preparer(model)
+        preparer = self.preparer_class(model, limits, PREPARING, self._config.http.strict_parameters)
         request_builder = RequestBuilder(
             model,
             self._islands,
@@ -158,14 +124,10 @@ class GatewayProcess:
                     model.names,
                 )
             )
-            access = Access(memory, limits, self._keys, self.drain_state, self._callers(sock))
+            access = Access(memory, limits, self._keys, self.ending.drain_state, self._callers(sock))
             origins, home = self._config.http.allowed_origins, self._home if store else None
             app = create_app(request_builder, access, routers, origins, store, home)
             await self._serve(app, sock)
-
-    def make_preparer(self, model: ServedModel) -> Preparer:
-        """Returns the preparer of request bodies. A simulation overrides this."""
-        return Preparer(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def _callers(self, sock: socket.socket) -> Callers:
         http, has_keys = self._config.http, bool(self._config.key_owners)
@@ -178,21 +140,17 @@ class GatewayProcess:
         if not self._config.store_url:
             yield None
             return
-        self._redis = store = RedisStore(
-            self._config.store_url, self._limits_of_store(self._config.key_owners)
-        )
+        home_bytes = self._home.num_bytes if self._home else None
+        store = RedisStore(self._config.store_url)
+
+        def set_limits(num_owners: int) -> None:
+            store.limits = self._config.limits.of_store(num_owners, home_bytes)
+
+        self._keys.watch(set_limits)
         try:
             yield store
         finally:
             await store.close()
-
-    def _limits_of_store(self, owners: Mapping[bytes, str]) -> StoreLimits:
-        """Returns the limits of the store for these owners of API keys."""
-        return self._config.limits.of_store(len(set(owners.values())), self._home_bytes)
-
-    @functools.cached_property
-    def _home_bytes(self) -> int | None:
-        return self._home.num_bytes if self._home else None
 
     @functools.cached_property
     def _home(self) -> WatchedHome | None:
@@ -200,121 +158,37 @@ class GatewayProcess:
         return WatchedHome(make_home(self._config.files_at)) if self._config.files_at else None
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        self._server = server = self.make_server(app)
-        stop_on_sigterm(self._signalled)
-        linked = asyncio.create_task(self._run_islands())
-        await self._until_keys(linked)
+        server = self.make_server(app)
+        stop_on_sigterm(self.ending.signalled)
+        linked = asyncio.create_task(self._run_islands(server))
+        await self._keys.until_current(linked)
         serving = asyncio.create_task(server.serve([sock]))
-        starting = asyncio.create_task(self._report_start(server))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
         collecting.cancel()
-        starting.cancel()
-        for task in (self._draining, self._retiring):
-            if task:
-                task.cancel()
+        self.ending.cancel()
         await asyncio.gather(serving, linked)
         # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
 
-    async def _report_start(self, server: HttpServer) -> None:
-        await server.until_started()
-        self._is_serving = True
-        if self._launcher:
-            self._launcher.tell()
-
-    async def _until_keys(self, linked: asyncio.Task[None]) -> None:
-        """Returns when the keys are current, or the link to the launcher has ended."""
-        waiting = asyncio.create_task(self._has_keys.wait())
-        await asyncio.wait({waiting, linked}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-
-    def _set_keys(self, owners: Mapping[bytes, str]) -> None:
-        self._keys.change(owners)
-        if self._redis:
-            self._redis.limits = self._limits_of_store(owners)
-        self._has_keys.set()
-
-    async def _run_islands(self) -> None:
+    async def _run_islands(self, server: HttpServer) -> None:
         """Runs until `stop`, or until the launcher or all routers have sent Stop."""
         config = self._config
         if config.launcher is None:
             await self._islands.run()
             return
-        actions = LauncherActions(
-            self.drain,
-            self._retire,
-            self._news if self._gateways or config.has_island_gateways else None,
-            self._hear,
-            self._attained,
-            self._set_keys,
-            self._keys.expire if config.keys_may_change else None,
-        )
-        self._launcher = link = LauncherLink(
-            config.launcher, config.instance_id, config.fingerprint, self._islands, actions
-        )
-        tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        self._islands.stop()
-        link.stop()
-        await asyncio.gather(*tasks)
-
-    def _news(self) -> GatewayNews:
-        metrics = written(self.telemetry.metrics) if self._gateways else b""
-        return GatewayNews(self._config.instance_id, metrics, self._services.estimates())
-
-    def _attained(self) -> Attainment:
-        return self._attainment.take(self._services.are_late, self._is_serving)
-
-    def _hear(self, news: GatewayNews) -> None:
-        # Prometheus scrapes each host by itself, so metrics of gateways on other hosts are not merged.
-        if self._gateways and not is_island_gateway(news.gateway):
-            self._gateways.hear(news.gateway, news.metrics)
-        self._services.hear(news)
+        reports = Reports(config, self.telemetry.metrics, self._services, self._gateways)
+        link = LauncherLink(config.launcher, config, self._islands, self._keys, self.ending, server, reports)
+        await link.run()
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
         return GatewayServer(
             app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
         )
-
-    def drain(self) -> None:
-        """Refuses new requests and begins no batch line. Stops when running requests have finished, or after
-        `--shutdown-timeout`. Safe to repeat."""
-        self.drain_state.begin()
-        if self._draining is None:
-            if self._retiring:
-                # The shutdown timeout applies now instead of RETIRE_S.
-                self._retiring.cancel()
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.http.shutdown_timeout):
-                await self._services.end_lines(self._config.http.shutdown_timeout)
-                await self.drain_state.until_idle()
-        self.stop()
-
-    def _retire(self) -> None:
-        """Called when another gateway has replaced this one: accepts no connections, begins no batch line, and stops
-        when all open work has finished. Safe to repeat."""
-        if self._draining is None and self._retiring is None:
-            self._retiring = asyncio.get_running_loop().create_task(self._until_over())
-
-    async def _until_over(self) -> None:
-        ends: list[Awaitable[None]] = [self._server.retire()] if self._server else []
-        ends += [self._services.end_lines(RETIRE_S), self._services.leave_responses()]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RETIRE_S):
-                await asyncio.gather(*ends)
-        self.stop()
-
-    def _signalled(self) -> None:
-        """Drains at the first SIGTERM, stops at once at the second."""
-        self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:
         """Must be called in the event loop's thread. Safe to repeat."""

@@ -3,8 +3,8 @@
 Requests and answers are frames: four bytes of length, then the content. The child exits when its stdin is closed. If a
 signal ends it, of its own timer or of the kernel, the caller gets an error.
 
-`Child` makes one request at a time, and its `Starter` can start the next child in advance. Callers with other needs use
-`start`, `tell` and `hear`.
+A `Starter` starts children, and can start the next one in advance. `Child` makes one request at a time. Children that
+work on several at once are taken from their `Starter`, and asked with `tell` and `hear`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ class Starter:
         greeting: Callable[[], Sequence[bytes]] | None = None,
         patience_s: float = 60.0,
         keeps_spare: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`module` is the children's program. A child first receives the pieces of `greeting`, if there is one, and
         answers with an empty frame. A child that takes longer than `patience_s` seconds is killed. With `keeps_spare`,
-        the next child is started as soon as one is taken."""
+        the next child is started as soon as one is taken. `environment` is added to this process's environment."""
         self._module = module
         self._greeting = greeting
         self._patience_s = patience_s
         self._keeps_spare = keeps_spare
+        self._environment = environment
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         # Started children that have not been taken yet, including the spare.
         self._untaken: set[asyncio.Task[asyncio.subprocess.Process]] = set()
@@ -122,7 +124,7 @@ class Starter:
 
     async def _started(self) -> asyncio.subprocess.Process:
         try:
-            process = await start(self._module)
+            process = await _start(self._module, self._environment)
         except OSError as error:
             raise NotStarted(error.errno or 0, error=error) from error
         if self._greeting is not None:
@@ -251,11 +253,9 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def start(
-    module: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> asyncio.subprocess.Process:
+async def _start(module: str, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
     """Starts a child. Run this in its own task: a start that is cancelled midway may never end (asyncio in Python
-    3.11). `environment` is added to this process's environment."""
+    3.11)."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

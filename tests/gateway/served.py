@@ -14,7 +14,6 @@ import openai
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.endpoints import MODULE as PREPARING
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.settings import taken
@@ -33,8 +32,7 @@ JSON = {"content-type": "application/json"}
 class QuickGateway(GatewayProcess):
     """Prepares small bodies itself, because otherwise most tests would have to wait for a process to start."""
 
-    def make_preparer(self, model: ServedModel) -> PreparerInPlace:
-        return PreparerInPlace(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
+    preparer_class = PreparerInPlace
 
 
 @dataclass
@@ -132,7 +130,7 @@ class SharedGateway:
         async def within_time() -> None:
             async with asyncio.timeout(120):
                 await scenario(self._at)
-                await self._at.process.drain_state.until_idle()
+                await self._at.process.ending.drain_state.until_idle()
 
         router = self._at.router
         router.submitted.clear()

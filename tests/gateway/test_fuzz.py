@@ -52,7 +52,7 @@ def test_nothing_that_can_be_sent_is_our_fault(tmp_path: Path) -> None:
             code, output = await fuzz(at, tmp_path)
             assert code == 0, output[-8000:]
             # nothing is left of any of it
-            await asyncio.wait_for(at.process.drain_state.until_idle(), 20)
+            await asyncio.wait_for(at.process.ending.drain_state.until_idle(), 20)
             assert at.router._open == {}
             assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
 

@@ -16,8 +16,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from alignedserve.engine.request import Vocabulary
-from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
+from alignedserve.gateway.grammars.compiler_process import CompilerProcess
 from alignedserve.gateway.limits.fair_queue import FairQueue
+from alignedserve.process.child import ChildEnded, NotStarted
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
@@ -62,8 +63,8 @@ class Compiler:
         try:
             if self._process is not None:
                 await self._process.started()
-        except ProcessEnded as error:
-            logger.warning("grammars: the vocabulary could not be loaded, %s", error)
+        except NotStarted as ended:
+            logger.warning("grammars: the vocabulary could not be loaded, status %d", ended.status)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
         """Raises InvalidRequest with the grammar's error, TimeoutError, or QueueTimeout. `timeout_s` is CPU time.
@@ -127,11 +128,11 @@ class Compiler:
         later_s = time.monotonic() + SLOW_KEPT_S
         try:
             answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
-        except ProcessEnded:
+        except ChildEnded:
             try:
                 # This grammar did not end the process: its child processes do the compiling.
                 answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
-            except ProcessEnded:
+            except ChildEnded:
                 return _Found(
                     "structured_outputs: not possible with this model's vocabulary", until_s=later_s
                 )

@@ -1,5 +1,6 @@
 """The gateway's side of the process that compiles grammars (text/grammar_process.py). The process starts when it is
-first needed, and again after it has ended."""
+first needed, and again after it has ended. Unlike a Child, it works on several grammars at once, each in a fork, and
+outlives those that take too long."""
 
 from __future__ import annotations
 
@@ -13,27 +14,28 @@ from itertools import count
 from typing import Any
 
 from alignedserve.engine.request import Vocabulary
-from alignedserve.process.child import ENDED, hear, start, tell
+from alignedserve.process.child import ENDED, ChildEnded, NotStarted, Starter, hear, tell
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text import grammar_process
 from alignedserve.text.tokenizer import Tokenizer
 
-
-class ProcessEnded(Exception):
-    """The process ended before it answered. The message says how."""
+# Seconds that the process has to load its vocabulary, which takes up to 2 s: other processes may have the cores.
+START_S = 300.0
 
 
 class CompilerProcess:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
+        self._starter = Starter(
+            grammar_process.__name__,
+            lambda: (_greeting(tokenizer, vocabulary),),
+            START_S,
+            environment=grammar_process.ENVIRONMENT,
+        )
         self._starting: asyncio.Task[_Running] | None = None
-        self._is_closed = False
 
     async def started(self) -> _Running:
-        """Returns the running process. Raises ProcessEnded if the vocabulary can't be loaded."""
-        if self._is_closed:
-            raise ProcessEnded("it is closed")
+        """Returns the running process. Raises NotStarted if the vocabulary can't be loaded, and OSError if the machine
+        can't start a process."""
         if self._starting is None or _is_over(self._starting):
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
@@ -41,8 +43,8 @@ class CompilerProcess:
     async def compile(
         self, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
     ) -> dict[str, Any]:
-        """Returns the `problem` of the grammar, which may be None, or how the compilation `ended`. Raises
-        ProcessEnded."""
+        """Returns the `problem` of the grammar, which may be None, or how the compilation `ended`. Raises ChildEnded,
+        and OSError if the machine can't start a process."""
         asked = {
             "kind": wanted.kind,
             "value": getattr(wanted, wanted.kind),
@@ -53,26 +55,16 @@ class CompilerProcess:
 
     async def aclose(self) -> None:
         """Ends the process. No grammar is compiled afterwards."""
-        self._is_closed = True
+        await self._starter.aclose()
         if self._starting is not None:
-            with contextlib.suppress(ProcessEnded):
+            with contextlib.suppress(NotStarted, OSError):
                 await (await self._starting).aclose()
 
     async def _start(self) -> _Running:
-        process = await start(grammar_process.__name__, grammar_process.ENVIRONMENT)
         try:
-            await _tell(process, self._vocabulary_frame())
-            await _heard(process)
-        except ENDED as error:
-            raise ProcessEnded(f"status {await process.wait()}") from error
-        return _Running(process)
-
-    def _vocabulary_frame(self) -> dict[str, Any]:
-        return {
-            "tokenizer": self._tokenizer.backend.to_str(),
-            "size": self._vocabulary.size,
-            "eos_token_ids": sorted(self._vocabulary.eos_token_ids),
-        }
+            return _Running(await self._starter.take())
+        except NotStarted as failed:
+            raise failed.error or failed from None
 
 
 class _Running:
@@ -88,14 +80,14 @@ class _Running:
 
     async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         if self.has_ended:
-            raise ProcessEnded("before it was asked")
+            raise ChildEnded(await self.process.wait())
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
             with contextlib.suppress(ConnectionError):
                 # `_read` notices it, too.
-                await _tell(self.process, asked | {"number": number})
+                await tell(self.process, json.dumps(asked | {"number": number}).encode())
             return await answer
         finally:
             del self._asked[number]
@@ -110,7 +102,7 @@ class _Running:
     async def _read(self) -> None:
         try:
             while True:
-                answer = await _heard(self.process)
+                answer = json.loads(await hear(self.process))
                 asked = self._asked.get(answer["number"])
                 if asked is not None and not asked.done():
                     asked.set_result(answer)
@@ -120,17 +112,13 @@ class _Running:
             status = await self.process.wait()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(ProcessEnded(f"status {status}"))
+                asked.set_exception(ChildEnded(status))
+
+
+def _greeting(tokenizer: Tokenizer, vocabulary: Vocabulary) -> bytes:
+    tokens = {"size": vocabulary.size, "eos_token_ids": sorted(vocabulary.eos_token_ids)}
+    return json.dumps(tokens | {"tokenizer": tokenizer.backend.to_str()}).encode()
 
 
 def _is_over(starting: asyncio.Task[_Running]) -> bool:
     return starting.done() and (starting.exception() is not None or starting.result().has_ended)
-
-
-async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> None:
-    await tell(process, json.dumps(value).encode())
-
-
-async def _heard(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(await hear(process))
-    return answer

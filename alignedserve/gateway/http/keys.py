@@ -3,12 +3,13 @@ key, or to the key's group."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
 
@@ -25,11 +26,16 @@ _GROUP = re.compile(r"[!-~]{1,64}")
 
 
 class Keys:
-    def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
-        """`owners` come from owners_of. Empty: all requests are allowed."""
+    def __init__(self, owners: Mapping[bytes, str] | None = None, are_current: bool = True) -> None:
+        """`owners` come from owners_of. Empty: all requests are allowed. Unless they `are_current`, the launcher may
+        have read others since this process was planned."""
         self._owners = dict(owners or {})
         # Whether keys may have been revoked that are still in this list.
         self.are_expired = False
+        self._current = asyncio.Event()
+        if are_current:
+            self._current.set()
+        self._on_change: Callable[[int], None] = lambda num_owners: None
 
     def change(self, owners: Mapping[bytes, str]) -> None:
         """Accepts these keys instead, from the next request on. Raises ValueError for a list without any."""
@@ -37,6 +43,23 @@ class Keys:
             raise ValueError("without keys the server would be open to everyone")
         self._owners = dict(owners)
         self.are_expired = False
+        self._on_change(self.num_owners)
+        self._current.set()
+
+    async def until_current(self, linked: asyncio.Task[None]) -> None:
+        """Returns when the keys are current, or `linked`, the connection that brings them, has ended."""
+        waiting = asyncio.create_task(self._current.wait())
+        await asyncio.wait({waiting, linked}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+    def watch(self, on_change: Callable[[int], None]) -> None:
+        """Calls `on_change` with the number of owners, now and after each change."""
+        self._on_change = on_change
+        on_change(self.num_owners)
+
+    @property
+    def num_owners(self) -> int:
+        return len(set(self._owners.values()))
 
     def expire(self) -> None:
         """Accepts no key until the next list, because this one may be out of date."""

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +28,19 @@ NUM_AT_ONCE, NUM_AT_ONCE_SHARED = 64, 1
 # Seconds after which the event loop has registered connections that were accepted last: that takes two turns.
 TURNS_S = 0.05
 LOOK_S = 0.1
+
+
+class HttpServer(Protocol):
+    # Once this is set, `serve` returns soon.
+    should_exit: bool
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
+
+    async def until_started(self) -> None:
+        """Returns when the server accepts connections."""
+
+    async def retire(self) -> None:
+        """Closes the listener. Returns when all open connections are closed."""
 
 
 class GatewayServer(uvicorn.Server):

@@ -13,8 +13,6 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from alignedserve.gateway.config import GatewayConfig
-from alignedserve.gateway.endpoints import MODULE as PREPARING
-from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.http.request_id import RequestIdMiddleware
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
@@ -146,6 +144,8 @@ class _AppServer:
 
 
 class _Gateway(GatewayProcess):
+    preparer_class = PreparerInPlace
+
     def __init__(self, config: GatewayConfig, store: Store, life: _Life) -> None:
         super().__init__(config)
         self._link = store
@@ -161,9 +161,6 @@ class _Gateway(GatewayProcess):
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[Store | None]:
         yield self._link
-
-    def make_preparer(self, model: ServedModel) -> Preparer:
-        return PreparerInPlace(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def make_server(self, app: FastAPI) -> _AppServer:
         self._life.server = _AppServer(RequestIdMiddleware(app, self.telemetry.traces.around))

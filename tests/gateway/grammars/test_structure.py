@@ -15,6 +15,7 @@ import pytest
 from alignedserve.gateway.grammars import compiler as compiler_module
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.limits.limits import CallLimits
+from alignedserve.process.child import NotStarted
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
@@ -241,6 +242,35 @@ def test_the_compiler_survives_what_kills_its_process_and_keeps_what_it_knows() 
             await asking
         while any(os.path.exists(f"/proc/{child}") for child in children):
             await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
+def test_a_compiler_that_can_start_no_process_starts_one_later_and_none_once_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        compiler = Compiler(TOKENIZER, MODEL.vocabulary)
+        wanted = StructuredOutputsParams(regex="a+")
+        with monkeypatch.context() as patch:
+            patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
+            with pytest.raises(OSError, match="/nothing/here"):
+                await compiler.check(wanted, 10)
+        await compiler.check(wanted, 10)
+        # closed while its process starts
+        assert compiler._process
+        running = await compiler._process.started()
+        running.process.kill()
+        await running._reading
+        starting = asyncio.create_task(compiler.prepare())
+        while not compiler._process._starter._greeted:
+            await asyncio.sleep(0.01)
+        (process,) = compiler._process._starter._greeted
+        await compiler.aclose()
+        await starting
+        assert process.returncode == -signal.SIGKILL
+        with pytest.raises(NotStarted):
+            await compiler._process.started()
 
     play(scenario)
 

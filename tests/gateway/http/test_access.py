@@ -323,7 +323,7 @@ def test_what_does_not_finish_in_time_is_told(is_hurried: bool) -> None:
             at.router.allow(2)
             stream = await at.client.completions.create(model="demo", prompt="x", max_tokens=50, stream=True)
             await anext(stream)
-            at.process.drain()
+            at.process.ending.drain()
             if is_hurried:
                 at.process.stop()
             with pytest.raises(openai.APIError, match="this server is stopping"):
@@ -338,7 +338,7 @@ def test_an_idle_server_stops_at_once() -> None:
     async def scenario() -> None:
         async with served(ScriptedRouter(), shutdown_timeout=600.0) as at:
             await at.router.until(lambda: list(at.router.hub) != [])
-            at.process.drain()
+            at.process.ending.drain()
             await at.router.until(lambda: list(at.router.hub) == [])
 
     play(scenario)

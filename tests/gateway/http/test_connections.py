@@ -112,7 +112,7 @@ def test_what_is_no_request_is_told_so_in_openais_words_and_the_connection_is_cl
                 ), said[:100]
                 assert b"\r\nConnection: close\r\n" in got and b'{"error":{"message":' in got
             assert at.router.submitted == [] and await at.http.get("/v1/models")
-            await at.process.drain_state.until_idle()
+            await at.process.ending.drain_state.until_idle()
 
     play(scenario)
     # who sends such things does not fill the log
@@ -256,7 +256,7 @@ def test_bodies_in_memory_have_a_total(
             for task, (_, writer) in zip(refused, held, strict=True):
                 task.cancel()
                 writer.close()
-            await at.process.drain_state.until_idle()
+            await at.process.ending.drain_state.until_idle()
             large = {"prompt": "x", "user": "u" * 190_000}
             headers = {"Authorization": "Bearer secret"}
             assert (await at.http.post("/v1/completions", json=large, headers=headers)).status_code == 200
@@ -450,7 +450,7 @@ def test_a_file_that_is_deleted_meanwhile_is_a_broken_download(caplog: pytest.Lo
                     while piece := await loop.sock_recv(narrow, 1 << 20):
                         num_bytes += len(piece)
             assert num_bytes < size
-            await at.process.drain_state.until_idle()
+            await at.process.ending.drain_state.until_idle()
 
     play(scenario)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

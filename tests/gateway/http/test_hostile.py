@@ -157,10 +157,10 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_failure(caplog: pytest.LogCapt
                 _, writer = await asyncio.open_connection("127.0.0.1", at.http.base_url.port)
                 head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 999\r\n\r\n"
                 writer.write(head.encode() + b"--B")
-                while not at.process.drain_state.num_open(ANYONE):
+                while not at.process.ending.drain_state.num_open(ANYONE):
                     await asyncio.sleep(0.01)
                 writer.close()
-                await at.process.drain_state.until_idle()
+                await at.process.ending.drain_state.until_idle()
         assert [record.message for record in caplog.records if record.name.endswith("calls")].count(
             "failed"
         ) == 0
@@ -184,7 +184,7 @@ def test_who_takes_nothing_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatc
             reader, writer = await asyncio.open_connection("127.0.0.1", at.http.base_url.port, limit=1000)
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             await words.until(lambda: len(words.submitted) == 64)
-            await at.process.drain_state.until_idle()
+            await at.process.ending.drain_state.until_idle()
             await words.until(lambda: words._open == {})
             # and of the connection nothing is left either: reading on, one comes to its end
             async with asyncio.timeout(60):

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from alignedserve.gateway import launcher_link
 from alignedserve.gateway.http.keys import EXPIRED, Keys, owners_of
 from alignedserve.gateway.http.server import GatewayServer
-from alignedserve.gateway.islands import launcher_link
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
@@ -346,6 +346,14 @@ def test_without_a_launcher_keys_that_may_have_been_revoked_are_good_for_a_while
     may_change: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher_link, "KEYS_EXPIRE_S", 0.0)
+    is_down = asyncio.Event()
+
+    class Watched(launcher_link.LauncherLink):
+        def on_down(self) -> None:
+            super().on_down()
+            is_down.set()
+
+    monkeypatch.setattr("alignedserve.gateway.process.LauncherLink", Watched)
 
     async def scenario() -> None:
         owners = owners_of(["key"], None)
@@ -355,9 +363,7 @@ def test_without_a_launcher_keys_that_may_have_been_revoked_are_good_for_a_while
                 launched.links.set_keys(owners)
                 assert await status(at, "key") == 200
                 await launched.gateway.until(is_up=True)
-            link = at.process._launcher
-            assert link
-            await until(lambda: not link._link.is_up)
+            await is_down.wait()
             if not may_change:
                 assert await status(at, "key") == 200
                 return

@@ -201,7 +201,7 @@ def test_a_client_that_leaves_ends_all_of_its_requests() -> None:
             asking.cancel()
             await at.router.until(lambda: len(at.router.aborted) == MAX_OPEN)
             assert not at.router._open and len(at.router.submitted) == MAX_OPEN
-            await asyncio.wait_for(at.process.drain_state.until_idle(), 20)
+            await asyncio.wait_for(at.process.ending.drain_state.until_idle(), 20)
 
     play(scenario)
 
