@@ -1,1 +1,1 @@
-"""Measuring commands: `python -m benchmarks.NAME --help`. Their results are in results/."""
+"""Measuring commands: `python -m benchmarks.NAME --help`. They share harness.py, and their results are in results/."""

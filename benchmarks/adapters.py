@@ -8,11 +8,10 @@ Weights and adapters are random. It prints milliseconds per iteration, the best 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from alignedserve.models.listed_weights import ListedSource, ListingOps
 from alignedserve.models.registry import build_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
+from benchmarks.harness import in_turn, parser_of, seconds_of
 
 NAMES = ("one", "two", "three", "four")
 # (name, requests, tokens per request): decodes, and a prompt.
@@ -79,23 +79,19 @@ def iteration_s(engine: Engine, num_requests: int, num_tokens: int, adapters: tu
         assert request is not None
         engine.join(request)
         requests.append(request)
-    engine.execute([(request, num_tokens) for request in requests])
-    start = time.perf_counter()
-    engine.execute([(request, num_tokens) for request in requests])
-    taken = time.perf_counter() - start
+    work = [(request, num_tokens) for request in requests]
+    engine.execute(work)
+    taken = seconds_of(engine.execute, work)
     for request in requests:
         engine.release(request)
     return taken
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=8)
     parser.add_argument("--model", default="qwen3-0.6b", help="a preset")
     parser.add_argument("--num-layers", type=int, default=8, help="number of layers; fewer take less time")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
     presets.PRESETS[args.model] = replace(presets.PRESETS[args.model], num_layers=args.num_layers)
     with tempfile.TemporaryDirectory() as directory:
@@ -114,10 +110,11 @@ def main() -> None:
         f"{args.model}, {args.num_layers} layers, bfloat16, rank {args.rank}, {torch.get_num_threads()} threads"
     )
     for name, num_requests, num_tokens in BATCHES:
-        best = dict.fromkeys(kinds, float("inf"))
-        for _ in range(args.rounds):
-            for kind, (engine, adapters) in kinds.items():
-                best[kind] = min(best[kind], iteration_s(engine, num_requests, num_tokens, adapters))
+        runs = {
+            kind: partial(iteration_s, engine, num_requests, num_tokens, adapters)
+            for kind, (engine, adapters) in kinds.items()
+        }
+        best = {kind: min(times) for kind, times in in_turn(runs, args.rounds).items()}
         line = ", ".join(
             f"{kind} {1e3 * best[kind]:.2f} ms ({best[kind] / best['without']:.3f})" for kind in kinds
         )

@@ -13,9 +13,9 @@ there are that many colocated instances in place of the others.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import VOCABULARY, make_request
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import RequestKey
+from benchmarks.harness import parser_of
 
 COST = load_cost_model("qwen3-30b-a3b/h200")
 BLOCK_SIZE = 16
@@ -133,7 +134,7 @@ class Agents:
         return sum(computed[key] - (len(streams[key].tokens) - 1) for key in self._of)
 
 
-def run(args: argparse.Namespace, keeps_answers: bool, promised_share: float) -> Agents:
+def run(args: Namespace, keeps_answers: bool, promised_share: float) -> Agents:
     limits = InstanceLimits(COST.num_kv_tokens // BLOCK_SIZE, BLOCK_SIZE, 256, 8192, 32768)
     config = IslandConfig(
         COST,
@@ -175,7 +176,7 @@ def _kill_one_after_the_other(island: SimIsland) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--pool-blocks", type=int, default=40_000)

@@ -15,7 +15,6 @@ found. The digest covers all tokens. They depend on seed and sizes only, not on 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -25,12 +24,11 @@ import random
 import shutil
 import signal
 import statistics
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -41,10 +39,8 @@ import openai
 from alignedserve import demo
 from alignedserve.demo.vocabulary import SPECIAL_TOKENS, USER
 from benchmarks.agents import BLOCK_SIZE, NUM_COMMON, NUM_NEW
-from benchmarks.commit import commit_of
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import JSON_FILE, facts, parser_of, progress, say, write_json
 from benchmarks.prefix_caching import NAME, ours
-from benchmarks.progress import progress, say
 from benchmarks.rt_with_be.arithmetic import parse_metrics, total
 from benchmarks.turns import layout_options, pids_of_instances
 
@@ -172,7 +168,7 @@ def make_agent_model(directory: Path) -> None:
 
 
 class Agents:
-    def __init__(self, client: openai.AsyncOpenAI, args: argparse.Namespace) -> None:
+    def __init__(self, client: openai.AsyncOpenAI, args: Namespace) -> None:
         self.seen = Seen()
         self._client = client
         self._args = args
@@ -286,7 +282,7 @@ def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) -> None:
+async def kill_in_turn(url: str, args: Namespace, killed: list[str]) -> None:
     """Kills one instance after the other, each time if all are up."""
     names = sorted(await asyncio.to_thread(pids_of_instances, url))
     while len(killed) < args.max_kills:
@@ -302,7 +298,7 @@ async def kill_in_turn(url: str, args: argparse.Namespace, killed: list[str]) ->
                 killed.append(name)
 
 
-async def measure(url: str, args: argparse.Namespace) -> Seen:
+async def measure(url: str, args: Namespace) -> Seen:
     async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0, timeout=ANSWER_S) as client:
         agents = Agents(client, args)
         before, begun_s = counters(url), time.perf_counter()
@@ -341,7 +337,7 @@ def line_of(found: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, out=JSON_FILE)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--instances", default="2+2", help="prefill+decode instances, or colocated ones")
@@ -354,7 +350,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--memory-mib", type=int, default=1024, help="for each instance's KV; the pool has twice as much"
     )
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args(arguments)
     if args.turns < 2:
         parser.error(
@@ -372,16 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bar.set_description("agents")
             found = asyncio.run(measure(url, args)).figures()
     say(line_of(found))
-    if args.out:
-        given = [each.replace(str(args.out), "FILE") for each in arguments or sys.argv[1:]]
-        facts = {
-            "date": str(date.today()),
-            "command": " ".join(["python -m benchmarks.agents_live", *given]),
-            "commit": commit_of(),
-            "cpu": cpu_name(),
-            "num_cores": os.cpu_count(),
-        }
-        args.out.write_text(json.dumps(facts | found) + "\n")
+    write_json(args.out, facts({args.out: "FILE"}) | found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ are large, those of long ones small.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -36,6 +35,7 @@ from typing import Any
 from alignedserve.timing.cost import plain_cost
 from benchmarks.gpu.alignment import aligned_groups, heavy_tailed, mixed_groups
 from benchmarks.gpu.attention import MIXES
+from benchmarks.harness import parser_of, table
 
 RESULTS = Path(__file__).parent / "results"
 NUM_LAYERS = {"llama-3.1-8b": 32, "llama-2-7b": 32}
@@ -283,11 +283,6 @@ def page(cases: Sequence[Case], all_reduce_us: float) -> str:
 HEAD = ("model", "kernel", "batch")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _checked(case: Case) -> tuple[str, ...]:
     modelled = gain(case.step, measured_groups(case.batch))
     measured = "" if case.gain is None else f"{case.gain:.3f}"
@@ -318,8 +313,7 @@ def _memory(case: Case) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="also write the page to this file")
+    parser = parser_of(__doc__, out={"help": "also write the page to this file"})
     parser.add_argument(
         "--all-reduce-us",
         type=float,

@@ -10,7 +10,6 @@ only `make test` is measured. Nothing else may run on the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.commit import commit_of
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import ROOT, facts, parser_of, write_json
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/ci_time.json"
 CI, TEST_ALL, TEST = ".ci/run", "make test-all", "make test"
 
@@ -67,10 +64,9 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ci_time", description=__doc__)
+    parser = parser_of(__doc__, out={"default": RESULTS})
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--skip-ci", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     rounds: list[Round] = []
     for number in range(args.runs):
@@ -78,15 +74,12 @@ def main() -> None:
         said = ", ".join(f"{name} {each:.0f} s" for name, each in rounds[-1].commands_s.items())
         print(f"run {number + 1}: {said}", flush=True)
         found = {
-            "processor": cpu_name(),
-            "cores": os.cpu_count(),
-            "commit": commit_of(),
             "runs_s": [each.commands_s for each in rounds],
             "median_s": medians([each.commands_s for each in rounds]),
             "folders_s": medians([each.folders_s for each in rounds]),
             "fixed_work_s": round(median(each.fixed_work_s for each in rounds), 4),
         }
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.out, facts() | found)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ shared run.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
@@ -23,7 +20,7 @@ from alignedserve.kernels.cpu.structs import OpKind
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import JSON_FILE, cpu_name, facts, parser_of, write_json
 from tests.kernels.tiny_model import SHAPE_125M, Chunk, LlamaLike, fill_step, new_cache
 
 BLOCK_SIZE = 16
@@ -102,12 +99,9 @@ def num_products(case: Case) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, out=JSON_FILE)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="per case")
-    parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
     print(f"{cpu_name()}, {args.threads} threads, bfloat16, attention of a layer")
     print(" common   own  rows beginnings    copies      once  ratio   GB/s  GFLOP/s")
@@ -121,9 +115,7 @@ def main() -> None:
             flush=True,
         )
         found.append(dataclasses.asdict(case) | {"once_s": shared_s, "copies_s": copied_s})
-    if args.out:
-        head = {"processor": cpu_name(), "threads": args.threads, "cases": found}
-        args.out.write_text(json.dumps(head, indent=1) + "\n")
+    write_json(args.out, facts() | {"threads": args.threads, "cases": found})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ and KV, read once per operation. The peaks, for the shares, depend on the machin
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from alignedserve.kernels.cpu.structs import Op, OpKind
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
+from benchmarks.harness import parser_of, seconds_of
 from tests.kernels.tiny_model import SHAPE_125M, Chunk, LlamaLike, fill_step, new_cache
 
 BLOCK_SIZE = 16
@@ -71,9 +71,7 @@ def median_seconds(run: Callable[[], object], budget_s: float) -> float:
     times: list[float] = []
     deadline = time.perf_counter() + budget_s
     while time.perf_counter() < deadline or len(times) < 3:
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
+        times.append(seconds_of(run))
     return statistics.median(times)
 
 
@@ -133,9 +131,7 @@ def print_table(costs: dict[str, Cost], peak_gflops: float, peak_gbs: float) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("scenario", nargs="*", help=", ".join(s.name for s in SCENARIOS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")

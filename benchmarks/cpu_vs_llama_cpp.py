@@ -10,14 +10,13 @@ tokens.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from typing import Any
 import torch
 
 from alignedserve import LLM, SamplingParams
-from benchmarks.cpu_vs_vllm import cpu_name, make_model
-from benchmarks.progress import progress, say
+from benchmarks.cpu_vs_vllm import make_model
+from benchmarks.harness import JSON_FILE, facts, in_turn, median_ratio, parser_of, progress, say, write_json
 
 SHAPE = {
     "hidden_size": 1536,
@@ -62,28 +61,18 @@ def theirs(python: str, path: Path, out: Path) -> tuple[float, list[int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, rounds=5, out=JSON_FILE)
     parser.add_argument("--llama-python", required=True)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     options = parser.parse_args()
-    result: dict[str, Any] = {
-        "date": str(date.today()),
-        "command": " ".join(["python", "-m", "benchmarks.cpu_vs_llama_cpp", *sys.argv[1:]]).replace(
-            options.llama_python, "VENV/bin/python"
-        ),
-        "cpu": cpu_name(),
-        "pairs": [],
-    }
-    with tempfile.TemporaryDirectory() as directory, progress(len(PAIRS) * options.rounds, "run") as bar:
+    pairs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as directory, progress(2 * len(PAIRS) * options.rounds, "run") as bar:
         model, converted, out = (Path(directory, name) for name in ("model", "converted", "out.jsonl"))
         bar.set_description("making the model")
         make_model(model, **SHAPE | {"num_hidden_layers": options.layers})
         command = [options.llama_python, SCRIPT, "convert", str(model), "--to", str(converted)]
         subprocess.run(command, check=True, capture_output=True)
         for quantization, name in PAIRS:
-            bar.set_description(name)
             llm = LLM(
                 str(model),
                 dtype="bfloat16",
@@ -93,21 +82,19 @@ def main() -> int:
                 kv_cache_memory_bytes=1 << 28,
                 use_tqdm=False,
             )
-            rounds = []
-            for _ in range(options.rounds):
-                mine, peer = ours(llm), theirs(options.llama_python, Path(f"{converted}-{name}.gguf"), out)
-                rounds.append({"alignedserve": mine[0], "llama_cpp": peer[0]})
-                bar.update()
-            ratio = statistics.median(each["alignedserve"] / each["llama_cpp"] for each in rounds)
-            same = len(list(takewhile(lambda each: each[0] == each[1], zip(mine[1], peer[1], strict=True))))
-            result["pairs"].append(
+            peer = partial(theirs, options.llama_python, Path(f"{converted}-{name}.gguf"), out)
+            found = in_turn({"alignedserve": partial(ours, llm), "llama_cpp": peer}, options.rounds, bar=bar)
+            rounds = {engine: [rate for rate, _ in each] for engine, each in found.items()}
+            ratio = median_ratio(rounds["alignedserve"], rounds["llama_cpp"])
+            tokens = [each[-1][1] for each in found.values()]
+            same = len(list(takewhile(lambda each: each[0] == each[1], zip(*tokens, strict=True))))
+            pairs.append(
                 {"ours": quantization or "bfloat16", "theirs": name, "rounds": rounds, "median_ratio": ratio}
                 | {"first_same_tokens": same}
             )
-            medians = {key: round(statistics.median(each[key] for each in rounds), 1) for key in rounds[0]}
+            medians = {engine: round(statistics.median(each), 1) for engine, each in rounds.items()}
             say(f"{name}: {medians} tokens/s, median ratio {ratio:.2f}; the first {same} tokens the same")
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.out, facts({options.llama_python: "VENV/bin/python"}) | {"pairs": pairs})
     return 0
 
 

@@ -11,22 +11,19 @@ its computation (VLLM_CPU_OMP_THREADS_BIND), which is how ours runs. Ratios are 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from alignedserve.cli.bench import prompt_lengths
+from benchmarks.harness import JSON_FILE, facts, in_turn, median_ratio, parser_of, progress, say, write_json
 from benchmarks.linear_vs_torch import AVX2
-from benchmarks.progress import progress, say
 
 # case: (prompts, prompt tokens, mix, output tokens, target ratio)
 CASES: dict[str, tuple[int, int, str | None, int, float]] = {
@@ -80,7 +77,7 @@ def run(command: list[str], environment: dict[str, str], out: Path) -> float:
 VLLM_AVX2 = AVX2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
 
 
-def ours(model: Path, case: str, out: Path, cpu: str, dtype: str) -> float:
+def ours(case: str, model: Path, out: Path, cpu: str, dtype: str) -> float:
     num_prompts, input_len, mix, output_len, _ = CASES[case]
     command = [
         sys.executable,
@@ -106,7 +103,7 @@ def ours(model: Path, case: str, out: Path, cpu: str, dtype: str) -> float:
     return run(command + (["--mix", mix] if mix else []), {"ALIGNEDSERVE_CPU": cpu}, out)
 
 
-def vllm(python: str, model: Path, case: str, out: Path, cpu: str, dtype: str, has_all_cores: bool) -> float:
+def vllm(case: str, model: Path, out: Path, cpu: str, dtype: str, python: str, has_all_cores: bool) -> float:
     num_prompts, input_len, mix, output_len, _ = CASES[case]
     lengths = prompt_lengths(num_prompts, input_len, mix)
     random.Random(0).shuffle(lengths)
@@ -124,60 +121,40 @@ def vllm(python: str, model: Path, case: str, out: Path, cpu: str, dtype: str, h
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, rounds=3, out=JSON_FILE)
     parser.add_argument("--vllm-python", required=True)
     parser.add_argument("--cases", default="abc")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu", default="native", choices=["native", "x86-64-v3"])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args()
-    result: dict[str, Any] = {
-        "date": str(date.today()),
-        "command": " ".join(["python", *sys.argv]).replace(args.vllm_python, "VENV/bin/python"),
-        "cpu": cpu_name(),
-        "cases": {},
-    }
+    cases: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
         progress(3 * args.rounds * len(args.cases), "run") as bar,
     ):
-        model, out, kind = Path(directory, "model"), Path(directory, "out.jsonl"), (args.cpu, args.dtype)
+        model = Path(directory, "model")
         bar.set_description("making the model")
         make_model(model)
-        engines: dict[str, Callable[[str], float]] = {
-            "alignedserve": lambda case: ours(model, case, out, *kind),
-            "vllm": lambda case: vllm(args.vllm_python, model, case, out, *kind, has_all_cores=False),
-            "vllm_all_cores": lambda case: vllm(
-                args.vllm_python, model, case, out, *kind, has_all_cores=True
-            ),
-        }
         for case in args.cases:
-            rounds: list[dict[str, float]] = []
-            for _ in range(args.rounds):
-                rates = {}
-                for name, rate_of in engines.items():
-                    bar.set_description(f"({case}) {name}")
-                    rates[name] = rate_of(case)
-                    bar.update()
-                rounds.append(rates)
-                shown = {name: round(rate, 1) for name, rate in rates.items()}
-                say(f"({case}) {shown}")
-            ratios = {
-                peer: statistics.median(each["alignedserve"] / each[peer] for each in rounds)
-                for peer in ("vllm", "vllm_all_cores")
+            given = (case, model, Path(directory, "out.jsonl"), args.cpu, args.dtype)
+            peer = partial(vllm, *given, args.vllm_python)
+            engines = {
+                "alignedserve": partial(ours, *given),
+                "vllm": partial(peer, has_all_cores=False),
+                "vllm_all_cores": partial(peer, has_all_cores=True),
             }
-            result["cases"][case] = {"rounds": rounds, "median_ratio_to": ratios, "target": CASES[case][4]}
-            shown = {peer: round(ratio, 2) for peer, ratio in ratios.items()}
+            say(f"({case})")
+            rounds = in_turn(
+                engines, args.rounds, bar=bar, told=lambda name, rate: say(f"{name}: {rate:.1f} tokens/s")
+            )
+            ratios = {
+                name: median_ratio(rounds["alignedserve"], rounds[name])
+                for name in ("vllm", "vllm_all_cores")
+            }
+            cases[case] = {"rounds": rounds, "median_ratio_to": ratios, "target": CASES[case][4]}
+            shown = {name: round(ratio, 2) for name, ratio in ratios.items()}
             say(f"({case}) median ratio to {shown}")
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} x {len(names)}" if names else "unknown"
+    write_json(args.out, facts({args.vllm_python: "VENV/bin/python"}) | {"cases": cases})
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ Engine, sampler and decode worker are real. The model returns immediately with a
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from alignedserve.ops.base import CompiledModel
 from alignedserve.protocol.messages import DecodeReport, Offer, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
+from benchmarks.harness import parser_of
 
 CONFIG = """{{"architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": {max_len},
@@ -67,7 +68,7 @@ class InstantModel(CompiledModel):
         return self._tokens[:num_rows]
 
 
-def build(args: argparse.Namespace) -> tuple[Engine, InstantModel]:
+def build(args: Namespace) -> tuple[Engine, InstantModel]:
     # The prompts take several steps, in which finished ones already decode.
     max_len = args.context + 2 * args.steps + args.batch * args.context // 1024 + 100
     with tempfile.TemporaryDirectory() as directory:
@@ -80,11 +81,11 @@ def build(args: argparse.Namespace) -> tuple[Engine, InstantModel]:
     return engine, model
 
 
-def params_of(args: argparse.Namespace) -> SamplingParams:
+def params_of(args: Namespace) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
 
-def stepping(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+def stepping(engine: Engine, args: Namespace) -> Callable[[], int]:
     instance = LocalInstance(engine)
     for index in range(args.batch):
         instance.add_request(RequestId(str(index)), [1] * args.context, params_of(args), 0)
@@ -93,7 +94,7 @@ def stepping(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     return lambda: len(instance.step())
 
 
-def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+def executing(engine: Engine, args: Namespace) -> Callable[[], int]:
     work = []
     for index in range(args.batch):
         prompt, key = [1] * args.context, RequestId(str(index))
@@ -106,7 +107,7 @@ def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     return lambda: len(engine.execute(work))
 
 
-def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+def working(engine: Engine, args: Namespace) -> Callable[[], int]:
     pulled = threading.Semaphore(0)
     form = engine.cache.format
     transfers = LiveTransfers(engine.cache.parts, Epoch(1), pulled.release, num_groups=form.num_groups)
@@ -127,7 +128,7 @@ def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     return step
 
 
-def offered(args: argparse.Namespace, num_blocks: int) -> list[Work]:
+def offered(args: Namespace, num_blocks: int) -> list[Work]:
     works = []
     for number in range(1, args.batch + 1):
         request = Request(RequestKey(number), [1] * args.context, params_of(args), seed=0, arrival_s=0.0)
@@ -135,9 +136,7 @@ def offered(args: argparse.Namespace, num_blocks: int) -> list[Work]:
     return works
 
 
-def measure(
-    name: str, start: Callable[[Engine, argparse.Namespace], Callable[[], int]], args: argparse.Namespace
-) -> None:
+def measure(name: str, start: Callable[[Engine, Namespace], Callable[[], int]], args: Namespace) -> None:
     engine, model = build(args)
     step = start(engine, args)
     times = []
@@ -156,7 +155,7 @@ def in_ms(seconds: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=400)

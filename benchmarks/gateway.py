@@ -14,7 +14,6 @@ what one gateway carries with its CPU time, times their number.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -47,6 +46,7 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.types import Epoch, InstanceId, RequestKey, island_gateway
+from benchmarks.harness import append_json, parser_of
 
 HOST, TOKEN = "127.0.0.1", "secret"
 QUESTION = "How much is 12 plus 30? " * 4
@@ -259,7 +259,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, out={"help": "append the JSON line to this file too"})
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rate", type=float, default=8000, help="tokens per second, over all streams")
     parser.add_argument("--tokens", type=int, default=1000, help="tokens per stream")
@@ -268,7 +268,6 @@ def main() -> None:
     )
     parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--out", help="also append the JSON line to this file")
     args = parser.parse_args()
     gateway_core, *others = sorted(os.sched_getaffinity(0))
     other_core = others[0] if others else gateway_core
@@ -291,11 +290,7 @@ def main() -> None:
         for process in (*gateways, stub):
             process.terminate()
             process.join(10)
-    line = json.dumps({"offered_tokens_per_s": args.rate} | found)
-    print(line)
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(line + "\n")
+    append_json(args.out, {"offered_tokens_per_s": args.rate} | found)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ minus the size before the first phase, in MiB, and likewise the memory that Redi
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -37,7 +36,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.store.server import PrivateServer, find_server, locked
 from alignedserve.types import InstanceId
 from benchmarks.gateway import HOST, TOKEN, serve_stub
-from benchmarks.progress import progress
+from benchmarks.harness import append_json, parser_of, progress
 
 ENDPOINT = "/v1/chat/completions"
 START_S = 60.0
@@ -225,18 +224,14 @@ async def _until_up(client: httpx2.AsyncClient) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, out={"help": "append the JSON line to this file too"})
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--megabytes", type=int, default=200, help="size of the uploaded file")
     parser.add_argument("--rate", type=float, default=1e6, help="tokens per second from the stub")
     parser.add_argument("--files-at", help="directory or s3://BUCKET/PREFIX [default: in Redis]")
-    parser.add_argument("--out", help="append the JSON line to this file too")
     args = parser.parse_args()
-    line = json.dumps(asyncio.run(run(args.lines, args.megabytes * 1_000_000, args.rate, args.files_at)))
-    print(line)
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(line + "\n")
+    found = asyncio.run(run(args.lines, args.megabytes * 1_000_000, args.rate, args.files_at))
+    append_json(args.out, found)
 
 
 if __name__ == "__main__":

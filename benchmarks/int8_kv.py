@@ -10,17 +10,14 @@ The printed page is also written to FILE.md, with all figures in FILE.json.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import math
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -39,8 +36,7 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.progress import progress, say
+from benchmarks.harness import PAGE_AND_JSON, facts, heading, parser_of, progress, publish, table
 from benchmarks.rt_with_be.served import running
 
 HOST, START_S, AT_ONCE = "127.0.0.1", 300.0, 24
@@ -212,62 +208,44 @@ def perplexity(
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page(
-    found: dict[str, object], answers: dict[str, dict[str, Share]], agreed: Agreement, lost: float
-) -> str:
-    """Markdown."""
-    perplexities: dict[str, float] = found["perplexity"]  # type: ignore[assignment]
-    plain, stored = (perplexities[each] for each in POOL_KV_DTYPES)
-    lines = [
-        "# KV in 8 bits in the pool",
-        "",
-        f"`{found['command']}`, {found['time']}, {found['machine']}, KV in {found['dtype']}",
-        "",
-        "This table has the shares of exact answers to held-out prompts. All KV goes through the pool. With int8, "
-        f"the share changes by **{0.0 - lost:+.2f} points** (aim: {MOST_LOST} fewer at most).",
-        "",
-        "| task | prompts | as instances have it | int8 |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+def page(found: dict[str, Any], answers: dict[str, dict[str, Share]], agreed: Agreement, lost: float) -> str:
+    plain, stored = (found["perplexity"][each] for each in POOL_KV_DTYPES)
+    by_task = []
     for task in ("all", *TASKS):
         shares = [answers[each][task] for each in POOL_KV_DTYPES]
-        percents = " | ".join(f"{each.percent:.2f} %" for each in shares)
-        lines.append(f"| {task} | {shares[0].num_asked} | {percents} |")
-    lines += [
-        "",
-        f"{agreed.num_same_answers} of {agreed.num_answers} answers are the same, token for token "
-        f"({100 * agreed.num_same_answers / agreed.num_answers:.2f} %). "
-        f"{agreed.num_same_tokens} of {agreed.num_tokens} tokens are the same at the same place "
-        f"({100 * agreed.num_same_tokens / agreed.num_tokens:.2f} %).",
-        "",
-        f"The perplexity of {found['num_forced']} right answers is {plain:.6f}, and {stored:.6f} with int8 "
-        f"({100 * (stored / plain - 1):+.4f} %). "
-        "Each token follows the right ones, over the prompt's KV from the pool.",
-        "",
-        "A block of the demo model (4 layers, 2 KV heads of 64) has these bytes:",
-        "",
-        "| KV in | slots | as instances have it | int8 | share | blocks in the same memory |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+        by_task.append((task, shares[0].num_asked, *(f"{each.percent:.2f} %" for each in shares)))
+    sizes = []
     for dtype in ("bfloat16", "float32"):
         for block_size in BLOCK_SIZES:
             form = BlockFormat(4, block_size, 2, 64, dtype)
             whole, part = form.block_bytes, form.in_pool("int8").block_bytes
-            lines.append(
-                f"| {dtype} | {block_size} | {whole:,} | {part:,} | {part / whole:.3f} | {whole / part:.2f} x |"
-            )
-    return "\n".join(lines) + "\n"
+            ratios = f"{part / whole:.3f}", f"{whole / part:.2f} x"
+            sizes.append((dtype, block_size, f"{whole:,}", f"{part:,}", *ratios))
+    head = ("KV in", "slots", "as instances have it", "int8", "share", "blocks in the same memory")
+    parts = (
+        heading("KV in 8 bits in the pool", found, f"KV in {found['dtype']}"),
+        "This table has the shares of exact answers to held-out prompts. All KV goes through the pool. With int8, "
+        f"the share changes by **{0.0 - lost:+.2f} points** (aim: {MOST_LOST} fewer at most).",
+        table(("task", "prompts", "as instances have it", "int8"), by_task, 1),
+        f"{agreed.num_same_answers} of {agreed.num_answers} answers are the same, token for token "
+        f"({100 * agreed.num_same_answers / agreed.num_answers:.2f} %). "
+        f"{agreed.num_same_tokens} of {agreed.num_tokens} tokens are the same at the same place "
+        f"({100 * agreed.num_same_tokens / agreed.num_tokens:.2f} %).",
+        f"The perplexity of {found['num_forced']} right answers is {plain:.6f}, and {stored:.6f} with int8 "
+        f"({100 * (stored / plain - 1):+.4f} %). "
+        "Each token follows the right ones, over the prompt's KV from the pool.",
+        "A block of the demo model (4 layers, 2 KV heads of 64) has these bytes:",
+        table(head, sizes, 1),
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, out=PAGE_AND_JSON)
     parser.add_argument("--num-per-task", type=int, default=200)
     parser.add_argument("--num-forced", type=int, default=40, help="examples per task for perplexity")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     by_task = held_out(options.num_per_task, options.seed)
     examples = [example for each in by_task.values() for example in each]
@@ -292,24 +270,15 @@ def main() -> int:
     }
     agreed = agreement(tokenizer, said["auto"], said["int8"])
     lost = answers["auto"]["all"].percent - answers["int8"]["all"].percent
-    found = {
-        "command": shlex.join(["python", "-m", "benchmarks.int8_kv", *sys.argv[1:]]),
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": cpu_name(),
+    found = facts() | {
         "dtype": options.dtype,
         "num_forced": len(forced),
         "perplexity": perplexities,
-        "answers": {
-            name: {task: asdict(each) for task, each in tasks.items()} for name, tasks in answers.items()
-        },
-        "agreement": asdict(agreed),
+        "answers": answers,
+        "agreement": agreed,
         "points_lost": lost,
     }
-    text = page(found, answers, agreed, lost)
-    say(text)
-    if options.out:
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    publish(options.out, page(found, answers, agreed, lost), found)
     return 0 if lost <= MOST_LOST else 1
 
 

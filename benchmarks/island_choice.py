@@ -10,14 +10,11 @@ island_choice.md and island_choice.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import time
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -34,7 +31,7 @@ from alignedserve.sim.model import make_request
 from alignedserve.sim.report import Objectives
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import load_cost_model
-from benchmarks.progress import say
+from benchmarks.harness import FOLDER, facts, parser_of, publish, say, seconds_of, table
 
 COST = "opt-13b/a100-80gb"
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
@@ -227,15 +224,18 @@ def make_island(sizes: tuple[int, int], clock: Clock) -> SimIsland:
 def hash_ms(num_tokens: int = 100_000, num_rounds: int = 20) -> float:
     """Returns the median milliseconds in which a gateway hashes a prompt of `num_tokens` tokens."""
     request = replace(make_request(1, 1, 1, 0.0), prompt=list(range(num_tokens)))
-    times = []
-    for _ in range(num_rounds):
-        begun_s = time.perf_counter()
-        block_hashes(request)
-        times.append(1000 * (time.perf_counter() - begun_s))
-    return sorted(times)[num_rounds // 2]
+    return 1000 * statistics.median(seconds_of(block_hashes, request) for _ in range(num_rounds))
 
 
 def page(rows: Sequence[Row], seconds: float, hashing_ms: float) -> str:
+    head = ("islands", "choice", "found in caches", "TTFT p50, ms", "p99", "in time", "requests")
+    cells = [
+        (
+            *(row.case, row.choice, f"{row.found:.1%}", f"{row.ttft_p50_ms:.0f}", f"{row.ttft_p99_ms:.0f}"),
+            *(f"{row.in_time:.1%}", f"{row.num_requests:,}"),
+        )
+        for row in rows
+    ]
     lines = [
         "# Islands chosen by load and prefix, or by the fewest open requests",
         "",
@@ -249,21 +249,14 @@ def page(rows: Sequence[Row], seconds: float, hashing_ms: float) -> str:
         "a prompt of",
         "100,000 tokens.",
         "",
-        "| islands | choice | found in caches | TTFT p50, ms | p99 | in time | requests |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *(
-            f"| {row.case} | {row.choice} | {row.found:.1%} | {row.ttft_p50_ms:.0f} | {row.ttft_p99_ms:.0f} "
-            f"| {row.in_time:.1%} | {row.num_requests:,} |"
-            for row in rows
-        ),
+        table(head, cells),
     ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, out=FOLDER)
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = []
     for case in CASES:
@@ -272,13 +265,8 @@ def main() -> None:
             run.run(args.seconds)
             rows.append(run.row(name))
             say(str(rows[-1]))
-    text = page(rows, args.seconds, hash_ms())
-    print(text)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "island_choice.md").write_text(text)
-        found = {"seconds": args.seconds, "cost": COST, "rows": [asdict(row) for row in rows]}
-        (args.out / "island_choice.json").write_text(json.dumps(found, indent=1) + "\n")
+    content = facts() | {"seconds": args.seconds, "cost": COST, "rows": rows}
+    publish(args.out and args.out / "island_choice", page(rows, args.seconds, hash_ms()), content)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ most those that were running when a gateway or the store died.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -21,6 +20,7 @@ import shlex
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,8 +34,7 @@ from alignedserve.launch.ports import free_port
 from alignedserve.protocol.messages import Submit
 from alignedserve.router.eventlog import LogReader
 from alignedserve.router.events import Received
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.progress import progress, say
+from benchmarks.harness import FOLDER, facts, parser_of, progress, say, write_json
 from benchmarks.rt_with_be.served import running
 from benchmarks.soak.plan import Episode, Strike
 from benchmarks.soak.questions import MODEL, Answer, Question, answers_to
@@ -248,7 +247,7 @@ def num_runs(event_logs: Path) -> int:
     return len(keys)
 
 
-def carry_out(args: argparse.Namespace) -> Report:
+def carry_out(args: Namespace) -> Report:
     report = Report(args.lines, 0)
     num_bytes = round(args.megabytes * 1e6 / args.lines) - LINE_BYTES
     questions = make_questions(args.seed, min(num_bytes, MAX_DOCUMENT_BYTES))
@@ -282,22 +281,15 @@ def carry_out(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_batch", description=__doc__)
+    parser = parser_of(__doc__, out=FOLDER | {"default": Path()})
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", default="", metavar="OPTIONS", help="options of `alignedserve serve`")
-    parser.add_argument("--out", type=Path, default=Path())
     args = parser.parse_args()
     report = carry_out(args)
-    about = {
-        "command": shlex.join(["python", "-m", "benchmarks.large_batch", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "processor": cpu_name(),
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "large_batch.json").write_text(json.dumps(about | asdict(report), indent=1) + "\n")
+    write_json(args.out / "large_batch.json", facts() | asdict(report))
     say(
         f"{report.status} in {report.seconds:.0f} s, {len(report.kills)} kills: {report.num_right} of "
         f"{report.num_lines} lines right, {report.num_again} ran again (at most {report.num_may_again}); "

@@ -11,12 +11,13 @@ the number of evictions to host memory.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,9 +29,7 @@ from alignedserve.models import presets
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.pages import command_of, publish
-from benchmarks.progress import say
+from benchmarks.harness import PAGE_AND_JSON, facts, heading, in_turn, parser_of, publish, say, table
 
 MODEL = "qwen3-0.6b"
 # Small, because logits are not measured here.
@@ -52,7 +51,7 @@ class Run:
         return self.num_tokens / self.seconds
 
 
-def engines(args: argparse.Namespace) -> dict[str, Engine]:
+def engines(args: Namespace) -> dict[str, Engine]:
     num_layers = args.num_layers
     windows = tuple(None if (layer + 1) % FULL_EVERY == 0 else args.window for layer in range(num_layers))
     changes = {"num_layers": num_layers, "vocab_size": VOCABULARY, "sliding_windows": windows}
@@ -78,7 +77,7 @@ def engines(args: argparse.Namespace) -> dict[str, Engine]:
     }
 
 
-def run(kind: str, engine: Engine, args: argparse.Namespace) -> tuple[Run, list[list[int]]]:
+def run(kind: str, engine: Engine, args: Namespace) -> tuple[Run, list[list[int]]]:
     instance, outputs = LocalInstance(engine), dict[RequestId, list[int]]()
     params = SamplingParams(temperature=0, max_tokens=args.output, ignore_eos=True)
     for number in range(args.requests):
@@ -95,60 +94,46 @@ def run(kind: str, engine: Engine, args: argparse.Namespace) -> tuple[Run, list[
     instance.check_idle()
     instance.close()
     done = Run(kind, seconds, args.requests * args.output, most, instance.num_evictions)
+    say(f"{kind}: {done.rate:.1f} tokens/s, {done.most_running} at once, {done.num_evictions} evictions")
     return done, list(outputs.values())
 
 
-def page(runs: Sequence[Run], args: argparse.Namespace, command: str) -> str:
-    lines = [
-        "# Layers with a window free the blocks behind it",
-        "",
-        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads.",
-        "",
+def page(about: dict[str, Any], runs: Mapping[str, Sequence[Run]], args: Namespace) -> str:
+    threads = f"{torch.get_num_threads()} threads."
+    rows = [
+        (kind, f"{statistics.median(run.rate for run in own):.1f}", own[0].most_running, own[0].num_evictions)
+        for kind, own in runs.items()
+    ]
+    pairs = zip(runs[GROUPS], runs[WHOLE], strict=True)
+    ratios = ", ".join(f"{ours.rate / other.rate:.2f}" for ours, other in pairs)
+    parts = (
+        heading("Layers with a window free the blocks behind it", about, threads),
         f"The model has {args.num_layers} layers of {MODEL}'s shape; five in six have a window of {args.window}. "
         f"{args.requests} requests have prompts of {args.prompt} tokens and outputs of {args.output}. Memory fits "
         f"{args.room} of them if nothing is freed. Both kinds of blocks yield the same tokens.",
-        "",
-        "| a block holds | output tokens/s | most at once | evictions |",
-        "| --- | --- | --- | --- |",
-    ]
-    for kind in (GROUPS, WHOLE):
-        own = [run for run in runs if run.kind == kind]
-        rate = statistics.median(run.rate for run in own)
-        lines.append(f"| {kind} | {rate:.1f} | {own[0].most_running} | {own[0].num_evictions} |")
-    pairs = zip(*([run.rate for run in runs if run.kind == kind] for kind in (GROUPS, WHOLE)), strict=True)
-    ratios = ", ".join(f"{ours / other:.2f}" for ours, other in pairs)
-    return "\n".join([*lines, "", f"The ratios of the rates, round by round, are {ratios}.", ""])
+        table(("a block holds", "output tokens/s", "most at once", "evictions"), rows),
+        f"The ratios of the rates, round by round, are {ratios}.",
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=3, out=PAGE_AND_JSON)
     parser.add_argument("--num-layers", type=int, default=12)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--room", type=int, default=4, help="requests that fit if nothing is freed")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    runs: list[Run] = []
-    made = engines(args)
-    for _ in range(args.rounds):
-        said = []
-        for kind, engine in made.items():
-            done, tokens = run(kind, engine, args)
-            say(
-                f"{kind}: {done.rate:.1f} tokens/s, {done.most_running} at once, {done.num_evictions} evictions"
-            )
-            runs.append(done)
-            said.append(tokens)
-        if said[0] != said[1]:
-            raise RuntimeError("the two kinds say different tokens")
-    publish(
-        page(runs, args, command_of("layer_groups")), command_of("layer_groups"), {"runs": runs}, args.out
+    found = in_turn(
+        {kind: partial(run, kind, engine, args) for kind, engine in engines(args).items()}, args.rounds
     )
+    for (_, ours), (_, others) in zip(found[GROUPS], found[WHOLE], strict=True):
+        if ours != others:
+            raise RuntimeError("the two kinds say different tokens")
+    about, runs = facts(), {kind: [done for done, _ in each] for kind, each in found.items()}
+    publish(args.out, page(about, runs, args), about | {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ A program multiplies rows by four layers of 2,880 to 5,760, the shape of gpt-oss
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import PAGE_AND_JSON, facts, heading, parser_of, publish, table
 
 if TYPE_CHECKING:
     from alignedserve.ops.quantise import Part
@@ -78,45 +78,28 @@ def measure(kind: str, weight: Part, dtype_name: str, rows: list[int], num_round
     return Taken(kind, {count: of_rows(count) for count in rows})
 
 
-def page(command: str, cpu: str, dtype: str, name: str, found: list[Taken]) -> str:
-    """Markdown."""
-    rows = list(found[0].ms)
-    lines = [
-        "# Linear layers by the kind of weights",
-        "",
-        f"`{command}`, {name}, built for {cpu}, rows in {dtype}, one thread. "
-        f"The table is in ms, for a layer of {NUM_IN:,} to {NUM_OUT:,}.",
-        "",
-        "| weights | " + " | ".join("1 row" if count == 1 else f"{count} rows" for count in rows) + " |",
-        "| --- |" + " ---: |" * len(rows),
-    ]
-    lines += [
-        f"| {each.kind} | " + " | ".join(f"{each.ms[count]:.2f}" for count in rows) + " |" for each in found
-    ]
-    return "\n".join(lines) + "\n"
+def page(about: dict[str, Any], cpu: str, dtype: str, found: list[Taken]) -> str:
+    head = heading(
+        "Linear layers by the kind of weights", about, f"built for {cpu}", f"rows in {dtype}", "one thread"
+    )
+    names = ("weights", *("1 row" if count == 1 else f"{count} rows" for count in found[0].ms))
+    rows = [(each.kind, *(f"{ms:.2f}" for ms in each.ms.values())) for each in found]
+    told = f"The table is in ms, for a layer of {NUM_IN:,} to {NUM_OUT:,}."
+    return f"{head}. {told}\n\n{table(names, rows, 1)}\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=10, out=PAGE_AND_JSON)
     parser.add_argument("--cpu", default="native", help="target of the kernels' build, such as x86-64-v3")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rows", default="1,4,32", help="numbers of rows, separated by commas")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     # Set before the library is loaded, which reads it.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
-    from benchmarks.cpu_vs_vllm import cpu_name
-    from benchmarks.pages import command_of, publish
-
     rows = [int(count) for count in options.rows.split(",")]
     found = [measure(kind, weight, options.dtype, rows, options.rounds) for kind, weight in weights().items()]
-    command = command_of("linear_kinds")
-    publish(
-        page(command, options.cpu, options.dtype, cpu_name(), found), command, {"taken": found}, options.out
-    )
+    about = facts()
+    publish(options.out, page(about, options.cpu, options.dtype, found), about | {"taken": found})
     return 0
 
 

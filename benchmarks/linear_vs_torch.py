@@ -9,13 +9,14 @@ are limited to AVX2 by environment variables. Libraries may interpret these diff
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import PAGE_AND_JSON, facts, heading, parser_of, publish, table
 
 WIDTH, NUM_LAYERS = 2048, 8
 # Limits torch's libraries to AVX2.
@@ -83,44 +84,29 @@ def measure(rows: int, num_rounds: int) -> Rates:
     return Rates(rows, ours(torch.float32), ours(torch.bfloat16), theirs())
 
 
-def page(command: str, cpu: str, name: str, found: list[Rates]) -> str:
-    """Markdown."""
-    lines = [
-        "# Linear layers compared with torch",
-        "",
-        f"`{command}`, {name}, built for {cpu}, one thread. The table is in GFLOP/s.",
-        "",
-        "| rows | float32 | bfloat16 | torch, float32 | float32 to torch | bfloat16 to torch |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def page(about: dict[str, Any], cpu: str, found: list[Rates]) -> str:
+    head = heading("Linear layers compared with torch", about, f"built for {cpu}", "one thread")
+    names = ("rows", "float32", "bfloat16", "torch, float32", "float32 to torch", "bfloat16 to torch")
+    rows = []
     for each in found:
-        ratios = [ours / each.torch_float32 for ours in (each.ours_float32, each.ours_bfloat16)]
-        lines.append(
-            f"| {each.rows} | {each.ours_float32:.0f} | {each.ours_bfloat16:.0f} | {each.torch_float32:.0f} "
-            f"| {ratios[0]:.2f} | {ratios[1]:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
+        ours = each.ours_float32, each.ours_bfloat16
+        ratios = [f"{rate / each.torch_float32:.2f}" for rate in ours]
+        rows.append((each.rows, *(f"{rate:.0f}" for rate in (*ours, each.torch_float32)), *ratios))
+    return f"{head}. The table is in GFLOP/s.\n\n{table(names, rows, 0)}\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=20, out=PAGE_AND_JSON)
     parser.add_argument("--cpu", default="native", help="target of the kernels' build, such as x86-64-v3")
     parser.add_argument("--rows", default="1,8,32,64", help="numbers of rows, separated by commas")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     # Set before the libraries are loaded, which read these.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     if options.cpu == "x86-64-v3":
         os.environ.update(AVX2)
-    from benchmarks.cpu_vs_vllm import cpu_name
-    from benchmarks.pages import command_of, publish
-
     found = [measure(int(rows), options.rounds) for rows in options.rows.split(",")]
-    command = command_of("linear_vs_torch")
-    publish(page(command, options.cpu, cpu_name(), found), command, {"rates": found}, options.out)
+    about = facts()
+    publish(options.out, page(about, options.cpu, found), about | {"rates": found})
     return 0
 
 

@@ -10,7 +10,6 @@ memory that the process held before loading is subtracted.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.cpu_ops import CpuOps
+from benchmarks.harness import parser_of
 
 ROW = 2048
 NUM_SHARDS = 2
@@ -157,7 +157,7 @@ def status_bytes(key: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the checkpoint")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--directory", type=Path, help="checkpoint to load; used for the child process")

@@ -12,13 +12,14 @@ time of each operation.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,14 @@ from alignedserve.ops.base import BYTES_PER_WEIGHT
 from alignedserve.ops.cpu_model import CpuModel
 from benchmarks.gpu.decoding import Decoding
 from benchmarks.gpu.roofline import expert_values, hit_experts, matrix_values
+from benchmarks.harness import in_turn, parser_of, seconds_of
 
 PROMPT_LEN = 64
 VOCAB_SIZE = 4096
 THEIRS = "transformers"
-# Runs one step and returns its seconds.
-StepOnce = Callable[[], float]
 
 
-def save_model(args: argparse.Namespace, directory: Path) -> None:
+def save_model(args: Namespace, directory: Path) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
@@ -73,15 +73,9 @@ def bytes_per_second(rounds: int = 10) -> float:
     """Returns the best rate at which torch's threads read uncached memory, or copy it."""
     values = torch.ones(32 << 20, dtype=torch.float64)
     target = torch.empty_like(values)
-    reading = min(_seconds(values.sum) for _ in range(rounds))
-    copying = min(_seconds(lambda: target.copy_(values)) for _ in range(rounds))
+    reading = min(seconds_of(values.sum) for _ in range(rounds))
+    copying = min(seconds_of(target.copy_, values) for _ in range(rounds))
     return max(values.nbytes / reading, 2 * values.nbytes / copying)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 def build(directory: Path, quantization: str | None, max_batch: int) -> BuiltEngine:
@@ -98,13 +92,14 @@ def build(directory: Path, quantization: str | None, max_batch: int) -> BuiltEng
     )
 
 
-@contextmanager
-def ours(built: BuiltEngine, batch: int, num_steps: int) -> Iterator[StepOnce]:
-    with Decoding(built.engine, [PROMPT_LEN] * batch, num_steps) as decoding:
-        yield lambda: decoding.wall_seconds(1, warm_ups=0)[0]
+def ours(built: BuiltEngine, batch: int, num_steps: int) -> list[float]:
+    """Returns the seconds of each step but the first."""
+    with Decoding(built.engine, [PROMPT_LEN] * batch, num_steps + 4) as decoding:
+        return [decoding.wall_seconds(1, warm_ups=0)[0] for _ in range(num_steps)][1:]
 
 
-def theirs(model: Any, batch: int) -> StepOnce:
+def theirs(model: Any, batch: int, num_steps: int) -> list[float]:
+    """Returns the seconds of each step but the first, after one that computes the prompt."""
     tokens = torch.randint(VOCAB_SIZE, (batch, PROMPT_LEN))
     state: dict[str, Any] = {}
 
@@ -115,9 +110,7 @@ def theirs(model: Any, batch: int) -> StepOnce:
             state.update(next=out.logits[:, -1:].argmax(-1), cache=out.past_key_values)
         return time.perf_counter() - begin
 
-    # Computes the prompt.
-    step()
-    return step
+    return [step() for _ in range(1 + num_steps)][2:]
 
 
 def profiled(built: BuiltEngine, batch: int, num_steps: int) -> dict[str, float]:
@@ -136,20 +129,18 @@ def profiled(built: BuiltEngine, batch: int, num_steps: int) -> dict[str, float]
     return {name: min(each[name] for each in found) for name in found[0]}
 
 
-def measure(args: argparse.Namespace, directory: Path) -> None:
+def measure(args: Namespace, directory: Path) -> None:
     config, batches = load_model_config(directory), [int(each) for each in args.batches.split(",")]
     schemes = [None if each == "none" else each for each in args.quantizations.split(",")]
     engines = {scheme: build(directory, scheme, max(batches)) for scheme in schemes}
     model = None if args.no_transformers else _transformers(directory)
-    found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for _ in range(args.rounds):
-        for batch in batches:
-            for scheme, built in engines.items():
-                with ours(built, batch, args.steps + 4) as step:
-                    found[scheme or "bfloat16", batch] += [step() for _ in range(args.steps)][1:]
-            if model is not None:
-                step = theirs(model, batch)
-                found[THEIRS, batch] += [step() for _ in range(args.steps)][1:]
+    runs: dict[tuple[str, int], Callable[[], list[float]]] = {}
+    for batch in batches:
+        for scheme, built in engines.items():
+            runs[scheme or "bfloat16", batch] = partial(ours, built, batch, args.steps)
+        if model is not None:
+            runs[THEIRS, batch] = partial(theirs, model, batch, args.steps)
+    found = {name: [*chain(*rounds)] for name, rounds in in_turn(runs, args.rounds).items()}
     bytes_per_s = bytes_per_second()
     print(f"{args.threads} threads, {bytes_per_s / 1e9:.1f} GB/s")
     for (name, batch), seconds in sorted(found.items(), key=lambda item: item[0][1]):
@@ -176,15 +167,12 @@ def _transformers(directory: Path) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=3)
     for name, default in (("experts", 16), ("top-k", 2), ("hidden", 1024), ("inner", 512), ("layers", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--batches", default="1,32")
     parser.add_argument("--quantizations", default="none,int8,int4")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--no-transformers", action="store_true")

@@ -9,7 +9,6 @@ and the other one has no end.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from alignedserve.sim.model import TOKENS_PER_ID
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.cost_presets import load_cost_model
+from benchmarks.harness import parser_of
 
 MAX_MODEL_LEN = 131_072
 
@@ -58,7 +58,7 @@ def line_of(name: str, ran: Ran, took_s: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--instances", default="4+4", help="prefill and decode instances")
     parser.add_argument("--pool-gb", type=float, default=512.0)

@@ -9,17 +9,18 @@ has the median of its times. Recovery is what a restarted pool does first.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import random
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.types import RequestKey
+from benchmarks.harness import parser_of, seconds_of
 
 BLOCK_SIZE = 16
 # A restarted pool's answer to a router takes longer.
@@ -32,7 +33,7 @@ def hashes_of(name: str, count: int) -> list[bytes]:
 
 
 class Requests:
-    def __init__(self, args: argparse.Namespace, has_hashes: bool, is_shared: bool) -> None:
+    def __init__(self, args: Namespace, has_hashes: bool, is_shared: bool) -> None:
         self.table = OwnerTable.plain(args.blocks)
         self._allocator = BlockAllocator(self.table, BLOCK_SIZE, NEVER_S)
         self._args, self._has_hashes, self._is_shared = args, has_hashes, is_shared
@@ -81,10 +82,8 @@ class Requests:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, least in (("blocks", 100_000), ("common", 125), ("own", 8), ("ways", 50), ("rounds", 3000)):
+    parser = parser_of(__doc__, rounds=3000)
+    for name, least in (("blocks", 100_000), ("common", 125), ("own", 8), ("ways", 50)):
         parser.add_argument(f"--{name}", type=int, default=least)
     args = parser.parse_args()
     print(f"{'microseconds':24}" + "".join(f"{name:>12}" for name in (*EVENTS, "all")) + "   recovery, ms")
@@ -96,9 +95,7 @@ def main() -> None:
         requests = Requests(args, has_hashes, is_shared)
         requests.run()
         medians = [1e6 * statistics.median(requests.times[name]) for name in EVENTS]
-        begun_s = time.perf_counter()
-        BlockAllocator(requests.table, BLOCK_SIZE, NEVER_S)
-        recovery_ms = 1e3 * (time.perf_counter() - begun_s)
+        recovery_ms = 1e3 * seconds_of(BlockAllocator, requests.table, BLOCK_SIZE, NEVER_S)
         cells = "".join(f"{each:12.1f}" for each in (*medians, sum(medians)))
         print(f"{title:24}{cells}{recovery_ms:15.0f}")
 

@@ -10,17 +10,16 @@ The model is that of `prefix_caching.py`. Each case runs three times, with new w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import openai
 
-from benchmarks.prefix_caching import NAME, in_turn, words
+from benchmarks.harness import JSON_FILE, parser_of
+from benchmarks.prefix_caching import NAME, compare_servers, words
 
 NUM_TIMES = 3
 NUM_CHOICES, NUM_LINES = 8, 16
@@ -66,11 +65,9 @@ async def measure(url: str, seed: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, rounds=2, out=JSON_FILE)
     parser.add_argument("--vllm-python")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
-    in_turn("prefix_bursts", parser.parse_args(), measure, line_of, "seconds")
+    compare_servers(parser.parse_args(), measure, line_of, "seconds")
 
 
 def line_of(name: str, rounds: list[dict[str, list[float]]]) -> str:

@@ -9,19 +9,19 @@ model's answer.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import itertools
 import json
-import os
 import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +31,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from alignedserve import demo
 from alignedserve.demo.words import any_word
 from alignedserve.launch.ports import free_port
-from benchmarks.cpu_vs_vllm import cpu_name, make_model
-from benchmarks.progress import progress, say
+from benchmarks.cpu_vs_vllm import make_model
+from benchmarks.harness import JSON_FILE, facts, in_turn, parser_of, progress, say, write_json
 from benchmarks.rt_with_be.served import running
 
 HOST, NAME = "127.0.0.1", "chat"
@@ -47,6 +47,8 @@ PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NO
 # Per turn, per chat: seconds to the first token.
 Waited = list[list[float]]
 Measured = TypeVar("Measured")
+# Starts a server, and yields the URL of its API.
+Server = Callable[[], AbstractContextManager[str]]
 
 
 def make_chat_model(directory: Path) -> None:
@@ -123,59 +125,45 @@ async def ask(client: openai.AsyncOpenAI, messages: list[ChatCompletionMessagePa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, rounds=2, out=JSON_FILE)
     parser.add_argument("--vllm-python")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
-    in_turn("prefix_caching", parser.parse_args(), chats, line_of, "ttft_s")
+    compare_servers(parser.parse_args(), chats, line_of, "ttft_s")
 
 
-def in_turn(
-    name: str,
-    args: argparse.Namespace,
+def compare_servers(
+    args: Namespace,
     measure: Callable[[str, int], Coroutine[Any, Any, Measured]],
     line_of: Callable[[str, list[Measured]], str],
     unit: str,
 ) -> None:
-    """Measures each server in each round. `name`: the benchmark's. `measure`: a function of a URL and a seed."""
-    found: dict[str, list[Measured]] = {}
+    """Measures each server in each round. `measure`: a function of a URL and a seed."""
+
+    def run(server: Server, numbers: Iterator[int]) -> Measured:
+        number = next(numbers)
+        with server() as url:
+            # Other words than in the measurement.
+            asyncio.run(measure(url, 1000 + number))
+            return asyncio.run(measure(url, number))
+
     with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
         model = Path(directory, "model")
         bar.set_description("making the model")
         make_chat_model(model)
-        for number in range(args.rounds):
-            servers = servers_of(model, args.vllm_python)
-            bar.total = args.rounds * len(servers)
-            for server_name, server in servers.items():
-                head = f"{server_name}, round {number}"
-                bar.set_description(f"{head}: starting")
-                with server as url:
-                    # Other words than in the measurement.
-                    bar.set_description(f"{head}: warming")
-                    asyncio.run(measure(url, 1000 + number))
-                    bar.set_description(f"{head}: measuring")
-                    found.setdefault(server_name, []).append(asyncio.run(measure(url, number)))
-                bar.update()
-                say(line_of(head, found[server_name][-1:]))
-    for server_name, rounds in found.items():
-        print(line_of(server_name, rounds))
-    if args.out:
-        command = " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]])
-        result: dict[str, Any] = {
-            "date": str(date.today()),
-            "command": command.replace(str(args.vllm_python), "VENV/bin/python"),
-            "cpu": cpu_name(),
-            "num_cores": os.cpu_count(),
-            unit: found,
-        }
-        args.out.write_text(json.dumps(result) + "\n")
+        servers = servers_of(model, args.vllm_python)
+        bar.total = args.rounds * len(servers)
+        runs = {name: partial(run, server, itertools.count()) for name, server in servers.items()}
+        found = in_turn(runs, args.rounds, bar=bar, told=lambda name, one: say(line_of(name, [one])))
+    for name, rounds in found.items():
+        print(line_of(name, rounds))
+    write_json(args.out, facts({args.vllm_python: "VENV/bin/python"}) | {unit: found})
 
 
-def servers_of(model: Path, vllm_python: str | None) -> dict[str, AbstractContextManager[str]]:
+def servers_of(model: Path, vllm_python: str | None) -> dict[str, Server]:
     off = "--no-enable-prefix-caching"
-    servers: dict[str, AbstractContextManager[str]] = {"ours": ours(model), "ours, without": ours(model, off)}
+    servers: dict[str, Server] = {"ours": partial(ours, model), "ours, without": partial(ours, model, off)}
     if vllm_python:
-        servers |= {"vLLM": vllm(vllm_python, model), "vLLM, without": vllm(vllm_python, model, off)}
+        peer = partial(vllm, vllm_python, model)
+        servers |= {"vLLM": peer, "vLLM, without": partial(peer, off)}
     return servers
 
 

@@ -9,14 +9,13 @@ turn. It reports medians and their ratios. The printed page is also written to F
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,13 +26,24 @@ from alignedserve.engine.config import QUANTIZATIONS
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.source import resolve_model
 from alignedserve.text.tokenizer import Tokenizer
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.pages import command_of, publish
-from benchmarks.progress import say
+from benchmarks.harness import (
+    PAGE_AND_JSON,
+    facts,
+    heading,
+    in_turn,
+    parser_of,
+    publish,
+    say,
+    seconds_of,
+    table,
+)
 
-# A scheme is (dtype, quantization); the others are compared with the first.
-EXACT = ("float32", None)
-ANSWERED = (EXACT, ("bfloat16", None), *(("bfloat16", each) for each in QUANTIZATIONS))
+# Options of `LLM`. The others are compared with the first.
+ANSWERED = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    **{each: {"dtype": "bfloat16", "quantization": each} for each in QUANTIZATIONS},
+}
 TIMED: tuple[str | None, ...] = (None, *QUANTIZATIONS)
 # (simultaneous requests, tokens that each yields).
 LOADS = ((1, 64), (4, 48), (32, 32))
@@ -42,8 +52,7 @@ PROMPT_TOKENS, MAX_MODEL_LEN = 32, 2048
 
 @dataclass(frozen=True)
 class Answers:
-    dtype: str
-    quantization: str | None
+    name: str
     num_right: int
     num_asked: int
     perplexity: float
@@ -64,31 +73,35 @@ class Speed:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
+def answers_of_all(kinds: Mapping[str, Mapping[str, str]], examples: Sequence[TaskExample]) -> list[Answers]:
+    """`kinds`: options of `LLM` by name. The first has float32."""
+    answers: list[Answers] = []
+    exact: list[list[int]] = []
+    for name, options in kinds.items():
+        found, said = answers_of(name, options, examples, exact)
+        answers.append(found)
+        exact = exact or said
+        say(str(found))
+    return answers
+
+
 def answers_of(
-    dtype: str, quantization: str | None, examples: Sequence[TaskExample], exact: list[list[int]]
+    name: str, options: Mapping[str, Any], examples: Sequence[TaskExample], exact: list[list[int]]
 ) -> tuple[Answers, list[list[int]]]:
     """`exact`: float32's answers, or empty."""
-    llm = LLM(str(demo.MODEL_DIR), dtype=dtype, quantization=quantization, use_tqdm=False)
+    llm = LLM(str(demo.MODEL_DIR), **options, use_tqdm=False)
     tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
     prompts = [tokenizer.chat_ids([{"role": "user", "content": each.prompt}]) for each in examples]
     params = [SamplingParams(temperature=0, max_tokens=expected_output_len(each) + 8) for each in examples]
     outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
     said = [list(each.outputs[0].token_ids) for each in outputs]
-    answered = [
-        AnsweredTask(example, output.outputs[0].text, len(tokens))
+    num_right = sum(
+        AnsweredTask(example, output.outputs[0].text, len(tokens)).is_right
         for example, output, tokens in zip(examples, outputs, said, strict=True)
-    ]
-    same = [x == y for a, b in zip(said, exact or said, strict=True) for x, y in zip(a, b, strict=False)]
-    num_right = sum(each.is_right for each in answered)
-    found = Answers(
-        dtype,
-        quantization,
-        num_right,
-        len(examples),
-        perplexity(llm, tokenizer, prompts, examples),
-        sum(same) / len(same),
     )
-    return found, said
+    same = [x == y for a, b in zip(said, exact or said, strict=True) for x, y in zip(a, b, strict=False)]
+    lost = perplexity(llm, tokenizer, prompts, examples)
+    return Answers(name, num_right, len(examples), lost, sum(same) / len(same)), said
 
 
 def perplexity(
@@ -131,13 +144,10 @@ def speeds_of(model: str, num_rounds: int) -> list[Speed]:
     }
     found = []
     for num_requests, num_tokens in LOADS:
-        rates: dict[str | None, list[float]] = {each: [] for each in TIMED}
-        for _ in range(num_rounds):
-            for each, llm in llms.items():
-                rates[each].append(rate_of(llm, num_requests, num_tokens))
-        for each in TIMED:
+        runs = {each: partial(rate_of, llm, num_requests, num_tokens) for each, llm in llms.items()}
+        for each, rates in in_turn(runs, num_rounds).items():
             num_bytes = num_weight_bytes(config, torch.bfloat16, None, each)
-            found.append(Speed(model, each, num_bytes, num_requests, rates[each]))
+            found.append(Speed(model, each, num_bytes, num_requests, rates))
     return found
 
 
@@ -147,71 +157,54 @@ def rate_of(llm: LLM, num_requests: int, num_tokens: int) -> float:
     times = []
     for count in (1, num_tokens + 1):
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        begun_s = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        times.append(time.perf_counter() - begun_s)
+        times.append(seconds_of(partial(llm.generate, prompts, params, use_tqdm=False)))
     return num_requests * num_tokens / (times[1] - times[0])
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page(command: str, answers: Sequence[Answers], speeds: Sequence[Speed]) -> str:
-    """Markdown."""
-    lines = [
-        "# Weights in 8 and 4 bits",
-        "",
-        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads",
-        "",
-        "| of the demo model | exact answers | perplexity of right answers | tokens as in float32 |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    for each in answers:
-        share = f"{each.num_right} of {each.num_asked} ({100 * each.num_right / each.num_asked:.2f} %)"
-        scheme = each.quantization or each.dtype
-        lines.append(f"| {scheme} | {share} | {each.perplexity:.6f} | {100 * each.same_tokens:.2f} % |")
-    lines += [
-        "",
-        "| model | weights in | GB | requests at once | tokens/s | to bfloat16 |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+def page(about: dict[str, Any], answers: Sequence[Answers], speeds: Sequence[Speed]) -> str:
+    rows = []
     base: dict[tuple[str, int], float] = {}
     for speed in speeds:
         rate = statistics.median(speed.tokens_per_s)
         ratio = rate / base.setdefault((speed.model, speed.num_requests), rate)
-        name = speed.quantization or "bfloat16"
-        lines.append(
-            f"| {speed.model} | {name} | {speed.weight_bytes / 1e9:.2f} | {speed.num_requests} | {rate:.1f} "
-            f"| {ratio:.2f} x |"
-        )
-    return "\n".join(lines) + "\n"
+        name = speed.model, speed.quantization or "bfloat16"
+        gigabytes = f"{speed.weight_bytes / 1e9:.2f}"
+        rows.append((*name, gigabytes, speed.num_requests, f"{rate:.1f}", f"{ratio:.2f} x"))
+    parts = (
+        heading("Weights in 8 and 4 bits", about, f"{torch.get_num_threads()} threads"),
+        answers_table(answers),
+        table(("model", "weights in", "GB", "requests at once", "tokens/s", "to bfloat16"), rows, 2),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def answers_table(answers: Sequence[Answers]) -> str:
+    head = ("of the demo model", "exact answers", "perplexity of right answers", "tokens as in float32")
+    rows = []
+    for each in answers:
+        share = f"{each.num_right} of {each.num_asked} ({100 * each.num_right / each.num_asked:.2f} %)"
+        rows.append((each.name, share, f"{each.perplexity:.6f}", f"{100 * each.same_tokens:.2f} %"))
+    return table(head, rows, 1)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5, out=PAGE_AND_JSON)
     parser.add_argument("--num-per-task", type=int, default=200)
     parser.add_argument(
         "--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas; may be none"
     )
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     examples = [each for task in held_out(options.num_per_task, options.seed).values() for each in task]
-    answers: list[Answers] = []
-    exact: list[list[int]] = []
-    for scheme in ANSWERED:
-        found, said = answers_of(*scheme, examples, exact)
-        answers.append(found)
-        exact = exact or said
-        say(str(found))
+    answers = answers_of_all(ANSWERED, examples)
     speeds = [
         each for model in options.models.split(",") if model for each in speeds_of(model, options.rounds)
     ]
-    command = command_of("quantization")
-    publish(page(command, answers, speeds), command, {"answers": answers, "speeds": speeds}, options.out)
+    about = facts()
+    publish(options.out, page(about, answers, speeds), about | {"answers": answers, "speeds": speeds})
     return 0
 
 

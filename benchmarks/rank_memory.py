@@ -7,7 +7,6 @@ There are two ranks. It loads a small and a large model, which differ only in th
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alignedserve import LLM
+from benchmarks.harness import parser_of
 
 NUM_RANKS = 2
 SMALL, LARGE = 1, 21
@@ -78,7 +78,7 @@ def measure(num_layers: int) -> tuple[int, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--directory", type=Path, help="model to load; used for the child process")
     directory = parser.parse_args().directory
     if directory:

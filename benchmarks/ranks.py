@@ -13,12 +13,12 @@ minimum of ten microseconds per sum is an assumption. None of this ran on severa
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,8 +27,7 @@ from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.source import resolve_model
 from alignedserve.ops.shard import Shard
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.pages import command_of, publish
+from benchmarks.harness import PAGE_AND_JSON, facts, heading, in_turn, parser_of, publish, table
 from benchmarks.quantization import rate_of
 
 # (simultaneous requests, tokens that each yields).
@@ -80,6 +79,9 @@ CASES = [
 ]
 # Simultaneous requests in the estimates, and the tokens that each attends to.
 BATCH, CONTEXT = 64, 2048
+# The heads of both tables.
+MEASURED = ("model", "requests at once", "ranks", "threads of each", "step", "above one rank", "per exchange")
+CALCULATED = ("model", "GPU", "ranks", "weights of each", "tokens of KV that fit", "step", "part for sums")
 
 
 def measure(model: str, sizes: Sequence[int], num_rounds: int) -> list[Measured]:
@@ -98,12 +100,11 @@ def measure(model: str, sizes: Sequence[int], num_rounds: int) -> list[Measured]
     }
     found = []
     for num_requests, num_tokens in LOADS:
-        steps: dict[int, list[float]] = {size: [] for size in sizes}
-        for _ in range(num_rounds):
-            for size, llm in llms.items():
-                steps[size].append(num_requests / rate_of(llm, num_requests, num_tokens))
+        runs = {size: partial(rate_of, llm, num_requests, num_tokens) for size, llm in llms.items()}
         threads = torch.get_num_threads()
-        found += [Measured(model, size, max(threads // size, 1), num_requests, steps[size]) for size in sizes]
+        for size, rates in in_turn(runs, num_rounds).items():
+            steps_s = [num_requests / rate for rate in rates]
+            found.append(Measured(model, size, max(threads // size, 1), num_requests, steps_s))
     return found
 
 
@@ -125,60 +126,45 @@ def on_paper(model: str, gpu: Gpu, size: int) -> OnPaper | None:
     return OnPaper(model, gpu.name, size, weights / 1e9, num_kv_tokens, step * 1e3, sums * 1e3)
 
 
-def page(command: str, measured: Sequence[Measured], paper: Sequence[OnPaper]) -> str:
-    """Markdown."""
-    lines = [
-        "# Ranks of an instance on CPUs",
-        "",
-        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads in all",
-        "",
-        "| model | requests at once | ranks | threads of each | step | above one rank | per exchange |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def page(about: dict[str, Any], measured: Sequence[Measured], paper: Sequence[OnPaper]) -> str:
+    rows: list[tuple[object, ...]] = []
     base: dict[tuple[str, int], float] = {}
     for each in measured:
         step_s = statistics.median(each.step_s)
         alone_s = base.setdefault((each.model, each.num_requests), step_s)
         num_meetings = 2 * resolve_model(each.model, "dummy").config.num_layers + 1
-        more = (
-            f"{100 * (step_s / alone_s - 1):.0f} % | {(step_s - alone_s) / num_meetings * 1e6:.0f} µs"
-            if each.num_ranks > 1
-            else "|"
+        above, exchange = f"{100 * (step_s / alone_s - 1):.0f} %", (step_s - alone_s) / num_meetings
+        more = (above, f"{exchange * 1e6:.0f} µs") if each.num_ranks > 1 else ("", "")
+        sizes = each.num_requests, each.num_ranks, each.threads_of_each
+        rows.append((each.model, *sizes, f"{step_s * 1e3:.2f} ms", *more))
+    calculated = [
+        (
+            *(each.model, each.gpu, each.num_ranks, f"{each.weight_gb_of_each:.1f} GB"),
+            *(f"{each.kv_tokens:,}", f"{each.step_ms:.1f} ms", f"{each.exchange_ms:.1f} ms"),
         )
-        lines.append(
-            f"| {each.model} | {each.num_requests} | {each.num_ranks} | {each.threads_of_each} "
-            f"| {step_s * 1e3:.2f} ms | {more} |"
-        )
-    lines += [
-        "",
-        f"Calculated for decode steps of {BATCH} requests, each of which attends to {CONTEXT:,} tokens:",
-        "",
-        "| model | GPU | ranks | weights of each | tokens of KV that fit | step | part for sums |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {each.model} | {each.gpu} | {each.num_ranks} | {each.weight_gb_of_each:.1f} GB "
-        f"| {each.kv_tokens:,} | {each.step_ms:.1f} ms | {each.exchange_ms:.1f} ms |"
         for each in paper
     ]
-    return "\n".join(lines) + "\n"
+    parts = (
+        heading("Ranks of an instance on CPUs", about, f"{torch.get_num_threads()} threads in all"),
+        table(MEASURED, rows, 1),
+        f"Calculated for decode steps of {BATCH} requests, each of which attends to {CONTEXT:,} tokens:",
+        table(CALCULATED, calculated, 2),
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5, out=PAGE_AND_JSON)
     parser.add_argument("--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas")
     parser.add_argument("--sizes", default="1,2", help="numbers of ranks, separated by commas")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     sizes = [int(each) for each in options.sizes.split(",")]
     models = [each for each in options.models.split(",") if each]
     measured = [each for model in models for each in measure(model, sizes, options.rounds)]
     paper = [found for model, gpu, each in CASES for size in each if (found := on_paper(model, gpu, size))]
-    command = command_of("ranks")
-    publish(page(command, measured, paper), command, {"measured": measured, "on_paper": paper}, options.out)
+    about = facts()
+    content = about | {"measured": measured, "on_paper": paper}
+    publish(options.out, page(about, measured, paper), content)
     return 0
 
 

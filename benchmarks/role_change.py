@@ -10,10 +10,8 @@ role_change.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.router.config import RouterConfig
@@ -29,7 +27,7 @@ from alignedserve.sim.trace import (
     scale_rate,
 )
 from alignedserve.timing.cost_presets import load_cost_model
-from benchmarks.progress import say
+from benchmarks.harness import FOLDER, facts, parser_of, publish, say, table
 
 COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 8192
@@ -147,6 +145,11 @@ def measure(case: Case, workload: Sequence[Arrival]) -> Iterator[Row]:
 
 def page(rows: Sequence[Row], seconds: float) -> str:
     names = [setting.name for setting in SETTINGS]
+    cells = []
+    for case, rate in dict.fromkeys((row.case, row.rate) for row in rows):
+        of_case = {row.setting: row for row in rows if (row.case, row.rate) == (case, rate)}
+        shares = [f"{of_case[name].in_time:.1%}" for name in names]
+        cells.append((case, f"{rate:g}", *shares, of_case["changing"].num_changes))
     lines = [
         "# Instances that change between prefill and decode",
         "",
@@ -158,21 +161,15 @@ def page(rows: Sequence[Row], seconds: float) -> str:
         "within",
         f"{SLO.ttft_s:g} s and each further one within {SLO.tpot_s:g} s. `changing` begins as 2+2.",
         "",
-        f"| traffic | requests/s | {' | '.join(names)} | changes |",
-        f"| {' | '.join(['---'] * (len(names) + 3))} |",
+        table(("traffic", "requests/s", *names, "changes"), cells),
     ]
-    for case in dict.fromkeys((row.case, row.rate) for row in rows):
-        of_case = {row.setting: row for row in rows if (row.case, row.rate) == case}
-        shares = " | ".join(f"{of_case[name].in_time:.1%}" for name in names)
-        lines.append(f"| {case[0]} | {case[1]:g} | {shares} | {of_case['changing'].num_changes} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, out=FOLDER)
     parser.add_argument("--conversations", type=Path, required=True, help="trace in Azure's format")
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     conversations = read_azure_trace(args.conversations)
     rows = []
@@ -180,13 +177,8 @@ def main() -> None:
         for row in measure(case, case.workload(conversations, args.seconds)):
             rows.append(row)
             say(str(row))
-    text = page(rows, args.seconds)
-    print(text)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "role_change.md").write_text(text)
-        found = {"seconds": args.seconds, "cost": COST, "rows": [asdict(row) for row in rows]}
-        (args.out / "role_change.json").write_text(json.dumps(found, indent=1) + "\n")
+    content = facts() | {"seconds": args.seconds, "cost": COST, "rows": rows}
+    publish(args.out and args.out / "role_change", page(rows, args.seconds), content)
 
 
 if __name__ == "__main__":

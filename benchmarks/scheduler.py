@@ -10,7 +10,6 @@ iteration in which every running request got a token, with as many requests wait
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -40,6 +39,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+from benchmarks.harness import parser_of, seconds_of
 
 BLOCK_SIZE = 16
 SIZES = (4096, 100_000)
@@ -61,12 +61,6 @@ def row(what: str, times: Iterable[float], aim_s: float | None = None) -> None:
     p50, p99 = cuts[49] * 1e6, cuts[98] * 1e6
     print(f"{what:58} {p50:9.1f} us  {p99:9.1f} us (p99)", end="")
     print(f"   aim {aim_s * 1e6:7.1f} us  {'ok' if p50 <= aim_s * 1e6 else 'MISSED'}" if aim_s else "")
-
-
-def timed(action: Callable[..., object], *arguments: object) -> float:
-    start = time.perf_counter()
-    action(*arguments)
-    return time.perf_counter() - start
 
 
 def fill(size: int, draw: Callable[[random.Random], int], dice: random.Random) -> QuadTree:
@@ -93,7 +87,7 @@ def measure_urgent(tree: QuadTree, limits: BatchLimits, rounds: int, dice: rando
     longest = min(MAX_LENGTH, limits.max_blocks * BLOCK_SIZE)
     for _ in range(rounds):
         tree.insert(key, dice.randint(1, longest), due_s=1, now=0)
-        yield timed(form_batch, tree, limits, 2.0)
+        yield seconds_of(form_batch, tree, limits, 2.0)
         tree.remove(key)
 
 
@@ -117,7 +111,7 @@ def measure_taking(
 def measure_near(tree: QuadTree, limits: BatchLimits, rounds: int, dice: random.Random) -> Iterable[float]:
     for _ in range(rounds):
         low = dice.choice(tree.lengths)
-        yield timed(find_near, tree, low, low + 500, limits)
+        yield seconds_of(find_near, tree, low, low + 500, limits)
 
 
 class RunningRouter:
@@ -180,13 +174,11 @@ def measure_reports(policy: str, rounds: int, dice: random.Random) -> Iterable[f
         raise RuntimeError(f"{router.num_running} requests run, {NUM_RUNNING} should")
     for _ in range(rounds):
         report = router.report()
-        yield timed(router.take, report)
+        yield seconds_of(router.take, report)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    rounds = parser.parse_args().rounds
+    rounds = parser_of(__doc__, rounds=200).parse_args().rounds
     dice = random.Random(1)
     for policy in POLICIES:
         row(
@@ -203,7 +195,7 @@ def main() -> None:
                 aim_s = SEARCH_AIM_S[size]
                 given = f"at most {limits.max_blocks} blocks"
                 found = len(form_batch(tree, limits))
-                times = [timed(form_batch, tree, limits) for _ in range(rounds)]
+                times = [seconds_of(form_batch, tree, limits) for _ in range(rounds)]
                 row(f"search from the root, {given}, finds {found}", times, aim_s)
                 row(
                     f"search for an urgent one, {given}",

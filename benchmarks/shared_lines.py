@@ -10,7 +10,6 @@ prompts in both cases.
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -23,6 +22,7 @@ from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.model import TOKENS_PER_ID, make_request, prompt_of
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import InstanceId
+from benchmarks.harness import parser_of
 
 COST = load_cost_model("opt-13b/a100-80gb")
 BLOCK_SIZE = 16
@@ -115,7 +115,7 @@ def run(kind: type[SimIsland], args: Namespace) -> tuple[Seen, int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--lines", type=int, default=200)
     parser.add_argument(
         "--blocks", type=int, default=COST.num_kv_tokens // BLOCK_SIZE, help="KV blocks per instance"

@@ -13,9 +13,7 @@ your own traffic and cluster, use `alignedserve simulate`.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
 from alignedserve.timing.cost import Attention
 from alignedserve.timing.cost_presets import load_cost_model
-from benchmarks.progress import progress, say
+from benchmarks.harness import JSON_FILE, facts, parser_of, progress, say, write_json
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)
 POLICIES = ("fcfs", "aligned")
@@ -170,14 +168,13 @@ def line(record: Record) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, out=JSON_FILE)
     parser.add_argument("--trace", type=Path, required=True, help="trace in Azure's format")
     parser.add_argument(
         "--long-prompts", type=Path, help="file with lengths of long prompts and their summaries"
     )
     parser.add_argument("--cost", default="opt-13b/a100-80gb", help="name or file of a cost model")
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     trace = cut(read_azure_trace(options.trace), options.requests)
     workloads = {"trace": trace}
@@ -197,10 +194,8 @@ def main() -> None:
                 bar.update()
                 say(line(record))
                 records.append(record)
-    if options.out:
-        settings = {"cost": options.cost, "num_requests": options.requests, "pool_bytes": POOL_BYTES}
-        text = json.dumps({"settings": settings, "records": records}, indent=1)
-        options.out.write_text(text + "\n")
+    settings = {"cost": options.cost, "num_requests": options.requests, "pool_bytes": POOL_BYTES}
+    write_json(options.out, facts() | {"settings": settings, "records": records})
 
 
 if __name__ == "__main__":

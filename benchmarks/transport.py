@@ -20,7 +20,6 @@ that format; GiB/s then refer to the cache's bytes.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import multiprocessing
@@ -29,7 +28,7 @@ import random
 import statistics
 import tempfile
 import threading
-import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,6 +51,7 @@ from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
+from benchmarks.harness import in_turn, median_ratio, parser_of, seconds_of
 
 AIM = 0.6
 # Shares of the loaded blocks that are checked.
@@ -151,19 +151,13 @@ def computing(is_wanted: bool) -> Iterator[None]:
             thread.join()
 
 
-def seconds(way: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    way()
-    return time.perf_counter() - begin
-
-
 def compare(name: str, ways: Ways, num_bytes: int, rounds: int) -> float:
     """Returns the ratio to memcpy on all cores."""
-    turns = [ways.memcpy, getattr(ways, name), ways.memcpy_all_cores]
-    times = [[seconds(way) for way in turns] for _ in range(rounds + 1)][1:]
-    one, own, every = (num_bytes / GIB / statistics.median(column) for column in zip(*times, strict=True))
-    to_one = statistics.median(one / own for one, own, _ in times)
-    to_all = statistics.median(every / own for _, own, every in times)
+    turns = (ways.memcpy, getattr(ways, name), ways.memcpy_all_cores)
+    runs = {way.__name__: partial(seconds_of, way) for way in turns}
+    one_s, own_s, every_s = in_turn(runs, rounds, num_warm_ups=1).values()
+    one, own, every = (num_bytes / GIB / statistics.median(each) for each in (one_s, own_s, every_s))
+    to_one, to_all = median_ratio(one_s, own_s), median_ratio(every_s, own_s)
     print(f"  {name:<8}{own:>14.1f}{one:>14.1f}{to_one:>8.2f}{every:>14.1f}{to_all:>8.2f}", flush=True)
     return to_all
 
@@ -177,7 +171,7 @@ def format_of(block_bytes: int) -> BlockFormat:
     return replace(layer, num_layers=block_bytes // layer.block_bytes)
 
 
-def measure_host(args: argparse.Namespace) -> bool:
+def measure_host(args: Namespace) -> bool:
     block_bytes = args.block_kib << 10
     num_bytes = args.blocks * block_bytes
     cache = written_blocks(args.blocks, block_bytes)
@@ -207,7 +201,7 @@ def check_all(pool: Memory) -> None:
         checksum(block)
 
 
-def measure_checks(args: argparse.Namespace) -> None:
+def measure_checks(args: Namespace) -> None:
     block_bytes = args.block_kib << 10
     num_bytes = args.blocks * block_bytes
     cache = written_blocks(args.blocks, block_bytes)
@@ -222,10 +216,11 @@ def measure_checks(args: argparse.Namespace) -> None:
                 )
             )
             ways.append(Ways(cache, pool, pool, movers[-1], completions))
-        turns = [turn for each in ways for turn in (each.save, each.load)]
+        turns: list[Callable[[], None]] = [turn for each in ways for turn in (each.save, each.load)]
         turns.append(partial(check_all, pool))
-        times = [[seconds(turn) for turn in turns] for _ in range(args.rounds + 1)][1:]
-        medians = [statistics.median(column) for column in zip(*times, strict=True)]
+        runs = {number: partial(seconds_of, turn) for number, turn in enumerate(turns)}
+        times = in_turn(runs, args.rounds, num_warm_ups=1).values()
+        medians = [statistics.median(each) for each in times]
         for mover in movers:
             mover.close()
     print(f"  checksums alone: {num_bytes / GIB / medians[-1]:.1f} GiB/s")
@@ -253,7 +248,7 @@ def run_sender(pipe: Connection, transport: str, blocks: int, block_bytes: int, 
     sender.close()
 
 
-def measure_link(transport: str, args: argparse.Namespace) -> None:
+def measure_link(transport: str, args: Namespace) -> None:
     block_bytes = args.block_kib << 10
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
@@ -272,7 +267,7 @@ def measure_link(transport: str, args: argparse.Namespace) -> None:
         receiver.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
         assert completions.run(timeout_s=60) == 1
 
-    rates = [args.blocks * block_bytes / GIB / seconds(partial(pull, key)) for key in range(args.rounds)]
+    rates = [args.blocks * block_bytes / GIB / seconds_of(pull, key) for key in range(args.rounds)]
     print(f"  {transport:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
     receiver.close()
     pipe.send("done")
@@ -280,12 +275,9 @@ def measure_link(transport: str, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=15)
     parser.add_argument("--block-kib", type=int, default=1024)
     parser.add_argument("--blocks", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--no-links", action="store_true")

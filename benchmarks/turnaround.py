@@ -9,19 +9,18 @@ together, and a job beside bursts of chats.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from alignedserve.cli.batch_client import own_server
+from benchmarks.harness import JSON_FILE, facts, parser_of, write_json
 
 CHATS = "/v1/chat/completions"
 SHARES = (0.25, 0.5, 0.75)
@@ -126,15 +125,13 @@ async def measure(url: str, count: int, only: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, out=JSON_FILE)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args()
     with own_server([], lambda said: print(said, file=sys.stderr)) as url:
         found = asyncio.run(measure(url, args.lines, args.only))
-    if args.out:
-        args.out.write_text(json.dumps({"lines": args.lines, "cases": found}, indent=1) + "\n")
+    write_json(args.out, facts() | {"lines": args.lines, "cases": found})
 
 
 if __name__ == "__main__":

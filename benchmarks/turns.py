@@ -11,28 +11,25 @@ are killed when half of the turns are over. `--before` also runs another checkou
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
+import itertools
 import os
 import random
 import signal
 import statistics
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import openai
 
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm
-from benchmarks.progress import progress, say
+from benchmarks.harness import JSON_FILE, facts, in_turn, parser_of, progress, say, write_json
+from benchmarks.prefix_caching import NAME, Server, make_chat_model, ours, vllm
 
 NUM_CHATS, AT_ONCE = 8, 2
 # Tokens of the system prompt and of each question.
@@ -49,7 +46,7 @@ class Seen:
     again: list[int] = field(default_factory=list)
 
 
-async def chats(url: str, seed: int, args: argparse.Namespace, kills: bool) -> Seen:
+async def chats(url: str, seed: int, args: Namespace, kills: bool) -> Seen:
     dice, seen, turn = random.Random(seed), Seen(), asyncio.Semaphore(AT_ONCE)
     system = dice.choices(TOKENS, k=SYSTEM)
     asked = [[dice.choices(TOKENS, k=QUESTION) for _ in range(args.turns)] for _ in range(NUM_CHATS)]
@@ -121,57 +118,49 @@ def layout_options(instances: str) -> list[str]:
     return ["--prefill-instances", first, "--decode-instances", *others]
 
 
-def servers_of(model: Path, args: argparse.Namespace) -> Iterator[tuple[str, AbstractContextManager[str]]]:
+def servers_of(model: Path, args: Namespace) -> dict[str, Server]:
     options = layout_options(args.instances)
-    yield "ours", ours(model, *options)
+    servers: dict[str, Server] = {"ours": partial(ours, model, *options)}
     if args.before:
-        yield "before", ours(model, *options, checkout=args.before)
+        servers["before"] = partial(ours, model, *options, checkout=args.before)
     if args.vllm_python:
-        yield "vLLM", vllm(args.vllm_python, model, "--enable-prompt-tokens-details")
+        servers["vLLM"] = partial(vllm, args.vllm_python, model, "--enable-prompt-tokens-details")
+    return servers
+
+
+def measure(server: Server, args: Namespace, kills: bool, numbers: Iterator[int]) -> Seen:
+    """`numbers`: those of the rounds."""
+    number = next(numbers)
+    with server() as url:
+        # Other words than in the measurement.
+        asyncio.run(chats(url, 1000 + number, args, kills=False))
+        return asyncio.run(chats(url, number, args, kills))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__, rounds=1, out=JSON_FILE)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--answer", type=int, default=100, help="tokens of each answer")
     parser.add_argument(
         "--pause", type=float, default=0.5, help="seconds between an answer and the next turn"
     )
     parser.add_argument("--instances", default="2+2", help="prefill+decode instances, or colocated ones")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--vllm-python")
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args()
-    found: dict[str, list[Seen]] = {}
     with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
         model = Path(directory, "model")
         make_chat_model(model)
-        for number in range(args.rounds):
-            for name, server in servers_of(model, args):
-                bar.set_description(f"{name}, round {number}")
-                with server as url:
-                    # Other words than in the measurement.
-                    asyncio.run(chats(url, 1000 + number, args, kills=False))
-                    kills = args.kill and name != "vLLM"
-                    seen = asyncio.run(chats(url, number, args, kills))
-                found.setdefault(name, []).append(seen)
-                bar.update()
-                say(line_of(f"{name}, round {number}", [seen]))
+        runs = {
+            name: partial(measure, server, args, args.kill and name != "vLLM", itertools.count())
+            for name, server in servers_of(model, args).items()
+        }
+        found = in_turn(runs, args.rounds, bar=bar, told=lambda name, seen: say(line_of(name, [seen])))
     for name, rounds in found.items():
         print(line_of(name, rounds))
-    if args.out:
-        command = " ".join(["python -m benchmarks.turns", *sys.argv[1:]])
-        for value, placeholder in ((args.vllm_python, "VENV/bin/python"), (args.before, "CHECKOUT")):
-            command = command.replace(str(value), placeholder) if value else command
-        result = {
-            "date": str(date.today()),
-            "command": command,
-            "cpu": cpu_name(),
-            "num_cores": os.cpu_count(),
-        }
-        args.out.write_text(json.dumps(result | {"seen": {k: [*map(asdict, v)] for k, v in found.items()}}))
+    hidden = {args.vllm_python: "VENV/bin/python", args.before: "CHECKOUT"}
+    write_json(args.out, facts(hidden) | {"seen": found})
 
 
 def line_of(name: str, rounds: list[Seen]) -> str:

@@ -74,12 +74,11 @@ def flags_of_benchmark(name: str) -> frozenset[str]:
     file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     adding = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    return frozenset(
-        arg.value
-        for call in adding
-        for arg in call.args
-        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-    )
+    arguments = [arg for call in adding for arg in call.args]
+    named = {arg.value for arg in arguments if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+    # the harness adds an option for each keyword
+    shared = [call for call in calls if getattr(call.func, "id", "") == "parser_of"]
+    return frozenset(named | {f"--{keyword.arg}" for call in shared for keyword in call.keywords})
 
 
 def known_flags(command: str) -> frozenset[str]:

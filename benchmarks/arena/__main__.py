@@ -21,10 +21,10 @@ curve-N.png. A policy that raises an error in a scenario does not stop the other
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ from benchmarks.arena.regimes import (
     with_values,
 )
 from benchmarks.arena.regret import Judged, judge
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import FOLDER, cpu_name, parser_of
 
 DEFAULT = SchedulingConfig().policy
 
@@ -73,7 +73,7 @@ def main() -> None:
     sys.exit(1 if failed or (args.gate and found) else 0)
 
 
-def _write(judged: Sequence[Judged], failed: Mapping[str, str], args: argparse.Namespace) -> list[str]:
+def _write(judged: Sequence[Judged], failed: Mapping[str, str], args: Namespace) -> list[str]:
     """Writes the page and the plot. Returns where the default is too far behind."""
     args.out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "benchmarks.arena", *_told(args)])
@@ -89,12 +89,8 @@ def _write(judged: Sequence[Judged], failed: Mapping[str, str], args: argparse.N
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-def _args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.arena",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _args() -> Namespace:
+    parser = parser_of(__doc__, out=FOLDER | {"default": Path()})
     known = [*POLICIES, *BASELINES]
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)
@@ -105,7 +101,6 @@ def _args() -> argparse.Namespace:
     parser.add_argument("--baselines", action="store_true")
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR")
     parser.add_argument("--again", nargs="+", choices=known, default=[], metavar="NAME")
     parser.add_argument("--gate", action="store_true")
     args = parser.parse_args()
@@ -124,7 +119,7 @@ def _args() -> argparse.Namespace:
     return args
 
 
-def _numbers(args: argparse.Namespace) -> list[int]:
+def _numbers(args: Namespace) -> list[int]:
     """Returns the scenarios' numbers. Raises ValueError for values that do not exist."""
     regime = wanted_regime(args.regime, args.found)
     first = args.first if args.curve is None else args.curve
@@ -147,7 +142,7 @@ def found_traces(folder: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _told(args: argparse.Namespace) -> list[str]:
+def _told(args: Namespace) -> list[str]:
     numbers = ["--first", str(args.first), "--count", str(args.count)]
     return [
         *(numbers if args.curve is None else ["--curve", str(args.curve)]),
@@ -161,7 +156,7 @@ def _told(args: argparse.Namespace) -> list[str]:
 # ---- play -----------------------------------------------------------------------------------------------------------
 
 
-def _drawn(args: argparse.Namespace) -> tuple[list[Regime], dict[str, str]]:
+def _drawn(args: Namespace) -> tuple[list[Regime], dict[str, str]]:
     """Returns the scenarios, and the errors of those that can't be drawn."""
     curve = [{}] if args.curve is None else [{"load": as_text(load)} for load in LOADS]
     drawn, failed = list[Regime](), dict[str, str]()

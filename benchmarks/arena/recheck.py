@@ -9,11 +9,11 @@ as worse.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import sys
+from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from benchmarks.arena.gate import worse
 from benchmarks.arena.played import Score, play
 from benchmarks.arena.regimes import draw
 from benchmarks.arena.regret import judge
+from benchmarks.harness import parser_of
 
 DEFAULT = SchedulingConfig().policy
 RECORD = Path(__file__).parents[1] / "results" / "arena.jsonl"
@@ -48,12 +49,8 @@ def main() -> None:
     sys.exit(1 if found else 0)
 
 
-def _args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.arena.recheck",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _args() -> Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

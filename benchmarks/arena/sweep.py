@@ -10,14 +10,12 @@ scenario. Changes are relative to the run with the constants as they are.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import getsource
 from itertools import chain
@@ -29,7 +27,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import aligned
 from benchmarks.arena.played import Score, play
 from benchmarks.arena.regimes import Regime, draw, numbers_of, wanted_regime
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import FOLDER, cpu_name, parser_of, table, write_page
 
 _DEFINED = re.compile(r"^([A-Z][A-Z_]*) = ([\d.]+)$", re.MULTILINE)
 # The pool's quad-tree has the same width.
@@ -150,7 +148,7 @@ def write(out: Path, tried: Sequence[Constant], scores: Sequence[Mapping[Run, Sc
         words += ["--constant", *dict.fromkeys(each.name for each in tried)]
     command = shlex.join(words)
     played = {
-        number: {str(run): asdict(score) for run, score in each.items()}
+        number: {str(run): score for run, score in each.items()}
         for number, each in zip(numbers, scores, strict=True)
     }
     told = {"command": command, "machine": cpu_name(), "changes": changes, "scores": played}
@@ -163,21 +161,13 @@ def write(out: Path, tried: Sequence[Constant], scores: Sequence[Mapping[Run, Sc
         "are. They are points of real time in time, and ratios of best effort and of the seconds of answers. Answers "
         "count where no objective can be met.",
         "",
-        f"| {' | '.join(changes[0])} |",
-        f"| --- |{' ---: |' * (len(changes[0]) - 1)}",
-        *(f"| {' | '.join(map(str, each.values()))} |" for each in changes),
+        table([*changes[0]], [[*each.values()] for each in changes], 1),
     ]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "arena_constants.json").write_text(json.dumps(told, indent=1) + "\n")
-    (out / "arena_constants.md").write_text("\n".join(lines) + "\n")
+    write_page(out / "arena_constants", "\n".join(lines) + "\n", told)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.arena.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, out=FOLDER | {"default": Path()})
     known = constants()
     parser.add_argument("--first", type=int, default=600)
     parser.add_argument("--count", type=int, default=10)
@@ -187,7 +177,6 @@ def main() -> None:
         "--constant", nargs="+", choices=sorted({each.name for each in known}), metavar="NAME"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR")
     args = parser.parse_args()
     try:
         numbers = args.number or numbers_of(wanted_regime(args.regime), args.first, args.count)

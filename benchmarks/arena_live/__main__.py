@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import shlex
-import signal
-import sys
 import tempfile
-import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,22 +13,21 @@ from alignedserve import demo
 from alignedserve.instance.profile.saved import decode
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.text.tokenizer import Tokenizer
+from benchmarks import arena_live
 from benchmarks.arena_live.page import line, write
 from benchmarks.arena_live.played import Machine, pace_of, play, profile, threads_of
 from benchmarks.arena_live.scenes import LAYOUTS, Scene, draw
-from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.gpu.record import Record, Row
-from benchmarks.progress import progress, say
+from benchmarks.harness import FOLDER, exit_on_sigterm, facts, parser_of, progress, say
 from benchmarks.sim_vs_live.model import larger
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # Stops the server as well when this process is stopped.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     args.out.mkdir(parents=True, exist_ok=True)
     scenes = [draw(number) for number in range(args.first, args.first + args.count)]
-    record = Record(args.out / "arena_live.json", _about())
+    record = Record(args.out / "arena_live.json", facts())
     with tempfile.TemporaryDirectory(prefix="arena-live-", dir="/tmp") as name:
         folder = Path(name)
         model, tokenizer = larger(folder), Tokenizer.from_directory(demo.MODEL_DIR)
@@ -61,20 +56,8 @@ def _row(machine: Machine, scene: Scene, policy: str, pace: float, seconds: floa
         return head | {"error": str(error)}
 
 
-def _about() -> Row:
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.arena_live", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "processor": cpu_name(),
-        "num_cpus": os.cpu_count(),
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.arena_live",
-        description="Scenarios like the arena's on live processes, and beside each in simulation.",
-    )
+def _parser() -> ArgumentParser:
+    parser = parser_of(arena_live.__doc__, out=FOLDER | {"required": True})
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=["aligned"], metavar="NAME")
@@ -82,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile-s", type=float, default=6.0, help="seconds for measuring each cost profile"
     )
-    parser.add_argument("--out", type=Path, required=True)
     return parser
 
 

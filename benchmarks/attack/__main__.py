@@ -9,10 +9,8 @@ Exits with 1 if anything is BROKEN.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -33,13 +31,10 @@ from benchmarks.attack.processes import MemoryWatch, is_alive, num_bytes
 from benchmarks.attack.target import KEYS, Finding, Target
 from benchmarks.attack.verdict import HEAD, MAX_STALL_S, Measured, Watched, figures, objections, row
 from benchmarks.attack.victim import Watch
-from benchmarks.commit import commit_of
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.progress import progress, say
+from benchmarks.harness import facts, parser_of, progress, say, write_json
 from benchmarks.rt_with_be.served import running
 
 HOST = "127.0.0.1"
-ROOT = Path(__file__).parents[2]
 START_S = 180.0
 BASELINE_S, AFTER_S = 5.0, 3.0
 # The longest time an attack may take before it is stopped, and then until nothing of it is left on the server.
@@ -182,7 +177,7 @@ def _as_json(finding: Finding, measured: Measured, baseline: Watched, max_stall_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--only", default="", help="only attacks with this text in their names (MODULE.ATTACK)"
     )
@@ -197,9 +192,7 @@ def main() -> None:
     rows, broken = attack_all(attacks)
     num_broken = sum(bool(each["objections"]) for each in rows)
     print(f"{len(rows)} attacks in {time.monotonic() - begun_s:.0f} s: {num_broken} BROKEN, the others held")
-    if options.json:
-        facts = {"processor": cpu_name(), "commit": commit_of(), "attacks": rows}
-        options.json.write_text(json.dumps(facts, indent=2) + "\n")
+    write_json(options.json, facts() | {"attacks": rows})
     sys.exit(1 if broken or len(rows) < len(attacks) else 0)
 
 

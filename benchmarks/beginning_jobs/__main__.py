@@ -13,7 +13,6 @@ VLLM_CPU_OMP_THREADS_BIND names.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -21,8 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from datetime import date
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,22 @@ import torch
 
 from benchmarks.beginning_jobs import served
 from benchmarks.beginning_jobs.floor import Floor, Job, Machine, Shape, floor
-from benchmarks.cpu_vs_vllm import cpu_name, make_model
+from benchmarks.cpu_vs_vllm import make_model
+from benchmarks.harness import (
+    JSON_FILE,
+    ROOT,
+    cpu_name,
+    facts,
+    in_turn,
+    median_ratio,
+    parser_of,
+    progress,
+    say,
+    seconds_of,
+    table,
+    write_json,
+)
 from benchmarks.linear_vs_torch import measure
-from benchmarks.progress import progress, say
 
 SHAPE = Shape(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, head_dim=64, vocab=32000)
 JOBS = {
@@ -43,7 +55,6 @@ JOBS = {
     "choices": Job(32, 8000, 0, 100, is_one_prompt=True),
 }
 MAX_NUM_SEQS = 64
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 3600.0
 # Bytes that are read to measure memory: more than any cache.
 READ_BYTES = 1 << 30
@@ -54,22 +65,17 @@ def machine() -> Machine:
     flops = 1e9 * measure(512, 5).ours_bfloat16 * num_cores
     torch.set_num_threads(num_cores)
     numbers = torch.from_numpy(np.ones(READ_BYTES // 8))
-    seconds = []
-    for _ in range(5):
-        begun_s = time.perf_counter()
-        numbers.sum()
-        seconds.append(time.perf_counter() - begun_s)
-    return Machine(flops, READ_BYTES / min(seconds))
+    return Machine(flops, READ_BYTES / min(seconds_of(numbers.sum) for _ in range(5)))
 
 
-def run(python: str, engine: str, model: Path, job: Job, root: Path) -> dict[str, Any]:
+def run(engine: str, python: str, model: Path, job: Job, root: Path, max_num_seqs: int) -> dict[str, Any]:
     environment = dict(os.environ)
     if engine == "alignedserve":
         environment["PYTHONPATH"] = str(root)
     else:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"
     script = str(Path(__file__).parent / "offline.py")
-    command = [python, script, engine, str(model), json.dumps(dataclasses.asdict(job)), str(MAX_NUM_SEQS)]
+    command = [python, script, engine, str(model), json.dumps(dataclasses.asdict(job)), str(max_num_seqs)]
     done = subprocess.run(
         command, env=environment, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -81,33 +87,24 @@ def run(python: str, engine: str, model: Path, job: Job, root: Path) -> dict[str
     return found
 
 
-def line_of(name: str, job: Job, least: Floor, rounds: list[dict[str, dict[str, Any]]]) -> str:
-    """Returns a row of the table. Ratios are medians of the rounds' ratios."""
-    ours = statistics.median(each["ours"]["seconds"] for each in rounds)
-    cells = [
-        name,
-        f"{job.num_out / ours:.0f}",
-        f"{job.num_out / least.total_s:.0f}",
-        f"{least.total_s / ours:.2f}",
-    ]
-    for peer in ("before", "vllm"):
-        if peer in rounds[0]:
-            ratio = statistics.median(each[peer]["seconds"] / each["ours"]["seconds"] for each in rounds)
-            cells.append(f"{ratio:.2f}")
-    return "| " + " | ".join(cells) + " |"
+def cells_of(
+    name: str, job: Job, least: Floor, rounds: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[str]:
+    """Returns a row of the table."""
+    seconds = {engine: [each["seconds"] for each in found] for engine, found in rounds.items()}
+    ours = statistics.median(seconds["ours"])
+    rates = f"{job.num_out / ours:.0f}", f"{job.num_out / least.total_s:.0f}"
+    ratios = [median_ratio(each, seconds["ours"]) for engine, each in seconds.items() if engine != "ours"]
+    return [name, *rates, *(f"{ratio:.2f}" for ratio in (least.total_s / ours, *ratios))]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=1, out=JSON_FILE)
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--lines", type=int, help="of each job, but for `choices`")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--served", action="store_true", help="let servers answer the lines")
     parser.add_argument("--before", type=Path, help="another checkout of this project")
     parser.add_argument("--vllm-python")
-    parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
     jobs = {name: JOBS[name] for name in args.jobs.split(",")}
     if args.served and any(job.is_one_prompt for job in jobs.values()):
@@ -134,42 +131,23 @@ def main() -> int:
             served.make_model(model)
         else:
             make_model(model, max_position_embeddings=16384)
-        lines = []
+        rows = []
         for name, job in jobs.items():
-            rounds: list[dict[str, dict[str, Any]]] = []
-            for _ in range(args.rounds):
-                rounds.append({})
-                for engine, (python, module, root) in engines.items():
-                    bar.set_description(f"{name}: {engine}")
-                    if args.served:
-                        rounds[-1][engine] = served.run(module, python, model, job, root, MAX_NUM_SEQS)
-                    else:
-                        rounds[-1][engine] = run(python, module, model, job, root)
-                    bar.update()
-                say(f"{name}: {rounds[-1]}")
-            least = floor(job, SHAPE, here, MAX_NUM_SEQS)
-            lines.append(line_of(name, job, least, rounds))
-            found[name] = {
-                "job": dataclasses.asdict(job),
-                "floor": dataclasses.asdict(least),
-                "rounds": rounds,
+            say(name)
+            runs = {
+                engine: partial(
+                    served.run if args.served else run, module, python, model, job, root, MAX_NUM_SEQS
+                )
+                for engine, (python, module, root) in engines.items()
             }
-    heads = [
-        "job",
-        "tokens/s",
-        "floor",
-        "of the floor",
-        *(f"times {each}" for each in engines if each != "ours"),
-    ]
-    print("| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1), *lines, sep="\n")
-    if args.out:
-        about = {
-            "date": str(date.today()),
-            "processor": cpu_name(),
-            "machine": dataclasses.asdict(here),
-            "jobs": found,
-        }
-        args.out.write_text(json.dumps(about, indent=1) + "\n")
+            rounds = in_turn(runs, args.rounds, bar=bar, told=lambda engine, one: say(f"{engine}: {one}"))
+            least = floor(job, SHAPE, here, MAX_NUM_SEQS)
+            rows.append(cells_of(name, job, least, rounds))
+            found[name] = {"job": job, "floor": least, "rounds": rounds}
+    peers = [f"times {each}" for each in engines if each != "ours"]
+    print(table(["job", "tokens/s", "floor", "of the floor", *peers], rows, 1))
+    hidden = {args.vllm_python: "VENV/bin/python", args.before: "CHECKOUT"}
+    write_json(args.out, facts(hidden) | {"machine": here, "jobs": found})
     return 0
 
 

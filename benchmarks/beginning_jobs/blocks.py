@@ -8,25 +8,19 @@ meanwhile. `--before` also runs another checkout of this project.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 
 import httpx2
 
 from benchmarks.beginning_jobs import served
 from benchmarks.beginning_jobs.floor import Job
-from benchmarks.commit import commit_of
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.harness import JSON_FILE, ROOT, commit_of, facts, parser_of, say, write_json
 from benchmarks.prefix_caching import ours
-from benchmarks.progress import say
 from benchmarks.rt_with_be import traffic
 
-ROOT = Path(__file__).parents[2]
 MEMORY_BYTES = 6 << 30
 
 
@@ -56,13 +50,10 @@ def run(model: Path, job: Job, at_once: int, root: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, out=JSON_FILE)
     parser.add_argument("--before", type=Path, help="another checkout of this project")
     parser.add_argument("--lines", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
     job = Job(args.lines, common=8000, own=100, out=100)
     roots = {"ours": ROOT} | ({"before": args.before.resolve()} if args.before else {})
@@ -71,16 +62,13 @@ def main() -> None:
         found = {name: run(Path(directory), job, args.at_once, root) for name, root in roots.items()}
     for name, blocks in found.items():
         say(f"{name}: {blocks}")
-    if args.out:
-        about = {
-            "date": str(date.today()),
-            "processor": cpu_name(),
-            "lines": args.lines,
-            "at once": args.at_once,
-            "commits": {name: commit_of(root) for name, root in roots.items()},
-            "most blocks": found,
-        }
-        args.out.write_text(json.dumps(about, indent=1) + "\n")
+    more = {
+        "lines": args.lines,
+        "at once": args.at_once,
+        "commits": {name: commit_of(root) for name, root in roots.items()},
+        "most blocks": found,
+    }
+    write_json(args.out, facts({args.before: "CHECKOUT"}) | more)
 
 
 if __name__ == "__main__":

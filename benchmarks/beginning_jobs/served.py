@@ -39,7 +39,7 @@ def bodies(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def run(engine: str, python: str, model: Path, job: Job, root: Path, max_num_seqs: int) -> dict[str, float]:
+def run(engine: str, python: str, model: Path, job: Job, root: Path, max_num_seqs: int) -> dict[str, Any]:
     """Returns the seconds until all lines were answered, and the number of their tokens."""
     asked = bodies(job)
     longest = job.common + job.own + job.out + 16

@@ -5,7 +5,6 @@ The fit is the one in `alignedserve profile` (alignedserve/instance/profile/fit.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 
 from alignedserve.instance.profile.fit import Error, fit_held_out
 from alignedserve.instance.profile.points import Measured, Point
+from benchmarks.harness import parser_of, write_json
 
 # Not fields of a fit, which can't determine them.
 _NOT_MEASURED = ("num_kv_tokens", "num_filling", "channels")
@@ -43,7 +43,7 @@ def _flat(errors: dict[str, Error]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("measured", type=Path, metavar="GPU_JSON")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     args = parser.parse_args()
@@ -53,7 +53,7 @@ def main() -> None:
             source = f"measured on {measured['device']}, {measured['date']}, commit {measured['commit']}"
             found = fit_row(row, source)
             path = args.out / f"cost-{row['model']}.json"
-            path.write_text(json.dumps(found, indent=1) + "\n")
+            write_json(path, found)
             print(path, json.dumps(found["error_on_held_out"]))
 
 

@@ -9,7 +9,6 @@ is shown as in the last run that measured it. A run's `notes`, which are added b
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -17,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.page import table
 from benchmarks.gpu.record import Row, is_measured, summary
+from benchmarks.harness import FOLDER, parser_of, table
 
 Run = dict[str, Any]
 
@@ -417,13 +416,8 @@ def _part_text(part: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.first_page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, out=FOLDER | {"required": True})
     parser.add_argument("files", type=Path, nargs="+", metavar="JSON")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(arguments)
     write(args.files, args.out)
 

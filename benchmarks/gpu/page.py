@@ -6,14 +6,14 @@ takes the last measurement that did not fail. Needs matplotlib.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import cost_fit, plots
 from benchmarks.gpu.record import Row, is_measured, summary
+from benchmarks.harness import FOLDER, parser_of, table
 
 Table = Sequence[Sequence[object]]
 
@@ -47,12 +47,6 @@ def markdown(machines: Sequence[dict[str, Any]], rows: Sequence[Row]) -> str:
         cells = [(row["part"], row["case"], summary(row)) for row in failed]
         sections.append("## What did not run\n\n" + table(("part", "case", "why"), cells))
     return "\n\n".join(sections) + "\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join(lines)
 
 
 def _in_order(rows: Sequence[Row]) -> list[str]:
@@ -216,11 +210,8 @@ SECTIONS = {
 
 def run(description: str | None, write: Callable[[Sequence[Path], Path], None]) -> None:
     """The command line of a page: files in, a directory out."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(description, out=FOLDER | {"required": True})
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     write(args.files, args.out)
 

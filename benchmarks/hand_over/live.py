@@ -17,26 +17,25 @@ These include the copies of best effort. Without options after `--` the link is 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 
 from alignedserve.launch.ports import free_port
+from benchmarks.harness import JSON_FILE, ROOT, parser_of, write_json
+from benchmarks.rt_with_be.served import running
 
-HERE = Path(__file__).parents[2]
 COPIES = ("save", "load", "pull")
 MOVED = re.compile(r'^alignedserve:kv_transfer_bytes_total\{.*transfer="(\w+)"\} (\S+)$', re.MULTILINE)
 HANDED_OVER = re.compile(r"^alignedserve:num_handed_over_total\{.*\} (\S+)$", re.MULTILINE)
@@ -67,31 +66,11 @@ def server(checkout: Path, options: Sequence[str]) -> Iterator[str]:
     """Runs a server of that checkout, with its own interpreter if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     port = free_port("127.0.0.1")
-    with tempfile.TemporaryDirectory(dir="/tmp") as state, open(Path(state) / "said", "w") as said:
+    with tempfile.TemporaryDirectory(dir="/tmp") as state:
         command = [str(own if own.exists() else sys.executable), "-m", "alignedserve", "serve", *options]
         command += ["--port", str(port), "--state-dir", state]
-        process = subprocess.Popen(
-            command, cwd=checkout, stdout=said, stderr=subprocess.STDOUT, process_group=0
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _until_healthy(url, process, Path(said.name))
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
-    deadline_s = time.monotonic() + READY_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            if httpx2.get(f"{url}/health").json().get("status") == "ok":
-                return
-        except (httpx2.TransportError, ValueError):
-            pass  # The server does not answer yet.
-        time.sleep(0.2)
-    raise SystemExit(f"the server has not started:\n{said.read_text()}")
+        with running(command, Path(state) / "log", "ready after", READY_S, folder=checkout):
+            yield f"http://127.0.0.1:{port}"
 
 
 class Client:
@@ -125,7 +104,7 @@ class Client:
             (await self._http.post("/v1/completions", json=body)).raise_for_status()
 
 
-async def measure(url: str, args: argparse.Namespace, name: str) -> Round:
+async def measure(url: str, args: Namespace, name: str) -> Round:
     async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
         client = Client(http, model, random.Random(args.seed), args.prompt_tokens)
@@ -162,28 +141,25 @@ async def _metrics(http: httpx2.AsyncClient) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = parser_of(__doc__, rounds=2, out=JSON_FILE)
     parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, for every second round")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds per checkout")
     parser.add_argument("--prompt-tokens", type=int, default=150)
     parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument(
         "--best-effort", type=int, default=0, help="number of best-effort requests that run all the time"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     parser.add_argument("serve", nargs="*", help="options of alignedserve serve, after --")
     args = parser.parse_args()
-    checkouts = {"here": HERE} | ({str(args.beside.name): args.beside.resolve()} if args.beside else {})
+    checkouts = {"here": ROOT} | ({str(args.beside.name): args.beside.resolve()} if args.beside else {})
     rounds = []
     for _ in range(args.rounds):
         for name, checkout in checkouts.items():
             with server(checkout, args.serve or ["--link", "ipc"]) as url:
                 rounds.append(asyncio.run(measure(url, args, name)))
             print(rounds[-1].line(), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps([asdict(each) for each in rounds], indent=1) + "\n")
+    write_json(args.out, rounds)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ hand_over.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -25,7 +22,7 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, LognormalLengths, poisson_arrivals
 from alignedserve.timing.cost import Attention
 from alignedserve.timing.cost_presets import load_cost_model
-from benchmarks.progress import say
+from benchmarks.harness import FOLDER, parser_of, say, table, write_page
 
 COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 4096
@@ -166,29 +163,19 @@ def _num_bytes(island: SimIsland, what: str) -> int:
     return sum(moved.num_bytes for each in stats for moved in each.moved if moved.what == what)
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| case | way | requests | handed over | TTFT p50 | second token p50 | p99 | gaps p50 | p99 | tokens/s "
-        "| loaded | saved | pulled |",
-        "| --- | --- " + "| ---: " * 11 + "|",
-    ]
-    for each in rows:
-        times = (
-            each.ttft_p50_s,
-            each.second_p50_s,
-            each.second_p99_s,
-            each.gap_p50_s,
-            each.gap_p99_s,
-        )
-        copies = (each.loaded_gb, each.saved_gb, each.pulled_gb)
-        lines.append(
-            f"| {each.case} | {each.way} | {each.num_requests} | {each.num_handed_over} | "
-            + " | ".join(f"{1000 * seconds:.1f}" for seconds in times)
-            + f" | {each.tokens_per_s:.0f} | "
-            + " | ".join(f"{gigabytes:.0f}" for gigabytes in copies)
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
+HEAD = (
+    *("case", "way", "requests", "handed over", "TTFT p50", "second token p50", "p99", "gaps p50", "p99"),
+    *("tokens/s", "loaded", "saved", "pulled"),
+)
+
+
+def cells(each: Row) -> tuple[object, ...]:
+    times_s = each.ttft_p50_s, each.second_p50_s, each.second_p99_s, each.gap_p50_s, each.gap_p99_s
+    return (
+        *(each.case, each.way, each.num_requests, each.num_handed_over),
+        *(f"{1000 * seconds:.1f}" for seconds in times_s),
+        *(f"{amount:.0f}" for amount in (each.tokens_per_s, each.loaded_gb, each.saved_gb, each.pulled_gb)),
+    )
 
 
 def page(rows: Sequence[Row], seconds: float) -> str:
@@ -204,25 +191,20 @@ def page(rows: Sequence[Row], seconds: float) -> str:
         "| requests | of real time, if they got a second token before the end |\n"
         "| tokens/s | of both classes |\n"
         "| loaded, saved, pulled | GB from the pool, to the pool, and from instance to instance |\n\n"
-        + table(rows)
+        f"{table(HEAD, map(cells, rows), 2)}\n"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.hand_over.simulated", description=__doc__.split("\n\n")[0]
-    )
+    parser = parser_of(__doc__, out=FOLDER)
     parser.add_argument("--seconds", type=float, default=200.0, help="seconds of real time per case")
-    parser.add_argument("--out", type=Path, metavar="DIR")
     args = parser.parse_args()
     rows: list[Row] = []
     for case in CASES:
         for way in WAYS:
             rows.append(measure(case, way, args.seconds))
-            say(table(rows[-1:]).splitlines()[-1])
-    if args.out:
-        (args.out / "hand_over.md").write_text(page(rows, args.seconds))
-        (args.out / "hand_over.json").write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+            say(" | ".join(map(str, cells(rows[-1]))))
+    write_page(args.out and args.out / "hand_over", page(rows, args.seconds), rows)
 
 
 if __name__ == "__main__":

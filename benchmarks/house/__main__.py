@@ -8,13 +8,11 @@ measure that runs code: a chat in a whole system in virtual time.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.commit import commit_of
+from benchmarks.harness import commit_of, parser_of, write_json
 from benchmarks.house import measures
 from benchmarks.house.imports import all_imports, between_folders, hard_imports, rings
 from benchmarks.house.source import ROOT, Source, product
@@ -79,11 +77,10 @@ def _print_table(found: list[Figure], lines: dict[str, int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
+    parser = parser_of(__doc__, out={"help": f"keep the figures, as in {RESULTS.relative_to(ROOT)}"})
     parser.add_argument("--show", metavar="MEASURE", help="list what this measure counts")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-journey", action="store_true", help="run no chat")
-    parser.add_argument("--out", type=Path, help=f"keep the figures, as in {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     sources = product()
     found = figures(sources, None if options.no_journey else _journey)
@@ -103,8 +100,7 @@ def main() -> None:
         print(json.dumps(record, indent=1))
     else:
         _print_table(found, lines)
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(options.out, record)
 
 
 def _journey() -> list[str]:

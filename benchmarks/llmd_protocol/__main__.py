@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import signal
 import subprocess
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks import llmd_protocol
 from benchmarks.gpu.record import Record
+from benchmarks.harness import FOLDER, exit_on_sigterm, facts, parser_of, say
 from benchmarks.llmd_protocol.load import CALM, Chats, ask_at, ask_at_once, bursts
 from benchmarks.llmd_protocol.report import Run, page, read
 from benchmarks.llmd_protocol.systems import VLLM, WINDOWS, System, opener
-from benchmarks.progress import say
 from benchmarks.rt_with_be.traffic import lines
 from tests.clients.environments import directory_of
 
@@ -130,8 +127,7 @@ def warm_up(protocol: Protocol, system: System) -> Chats:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # SIGTERM must not leave a server running.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     protocol = _protocol(args)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "llmd_protocol.json"
@@ -153,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (args.out / "llmd_protocol.md").write_text(page(said, runs))
 
 
-def _protocol(args: argparse.Namespace) -> Protocol:
+def _protocol(args: Namespace) -> Protocol:
     found = Protocol(
         args.guidellm.absolute(), burst_share=args.burst_share, vllm=args.vllm, options=_options(args)
     )
@@ -162,7 +158,7 @@ def _protocol(args: argparse.Namespace) -> Protocol:
     return found
 
 
-def _options(args: argparse.Namespace) -> Sequence[str]:
+def _options(args: Namespace) -> Sequence[str]:
     return ("--colocated-instances", str(args.colocated)) if args.colocated else ()
 
 
@@ -170,10 +166,7 @@ def _described(protocol: Protocol, scale: Scale) -> dict[str, Any]:
     version = subprocess.run(
         [str(protocol.guidellm), "--version"], stdout=subprocess.PIPE, text=True, check=True
     )
-    return asdict(scale) | {
-        "command": shlex.join(["python", "-m", "benchmarks.llmd_protocol", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "processor": cpu_name(),
+    more = {
         "guidellm": version.stdout.split()[-1],
         "num_at_once": NUM_AT_ONCE,
         "burst_share": protocol.burst_share,
@@ -184,14 +177,11 @@ def _described(protocol: Protocol, scale: Scale) -> dict[str, Any]:
         "lines": protocol.num_lines,
         "jobs_share": protocol.jobs_share,
     }
+    return facts() | asdict(scale) | more
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.llmd_protocol",
-        description="Chats in bursts beside batch jobs with windows, as llm-d measures them.",
-    )
-    parser.add_argument("--out", type=Path, required=True)
+def _parser() -> ArgumentParser:
+    parser = parser_of(llmd_protocol.__doc__, out=FOLDER | {"required": True})
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument("--vllm", type=Path, help="a Python that has vLLM for CPU: also measures it")
     parser.add_argument(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.harness import table
 from benchmarks.llmd_protocol.load import Chats
 from benchmarks.llmd_protocol.systems import Done
 
@@ -82,13 +83,13 @@ def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
 The ratios compare answered chats beside the jobs with answered chats alone. The published figures are from another
 model on other machines, and for orientation only.
 
-{_table(HEAD, rows)}
+{table(HEAD, rows)}
 
 The times behind the ratios are in milliseconds:
 
-{_table(("", "chats", "TTFT p50", "p99", "gaps p99", "answered", "failed", "open at a phase's end"), _times(runs))}
+{table(("", "chats", "TTFT p50", "p99", "gaps p99", "answered", "failed", "open at a phase's end"), _times(runs))}
 
-{_table(("", "window", "lines", "answered", "done after, s", "in time"), _jobs(runs))}
+{table(("", "window", "lines", "answered", "done after, s", "in time"), _jobs(runs))}
 """
 
 
@@ -139,8 +140,3 @@ def _jobs(runs: Sequence[Run]) -> list[Sequence[str]]:
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -12,7 +12,6 @@ With `--random N` or `--named`, mutants are tried against the tests instead: see
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -23,9 +22,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness import FOLDER, parser_of, table, write_page
 from benchmarks.mutants import command
 from benchmarks.mutants.catch import Bounds
 from benchmarks.mutants.family import load_of
@@ -151,21 +151,21 @@ def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
         "-m benchmarks.mutants` repeats this.\n\n"
         "Mutants of gateways and batch jobs run only in whole systems, and are searched for there (`--system whole`). "
         "The others are searched for in all kinds of systems.\n\n"
-        "| mutant | file | systems | CPU seconds | what did not hold, or what else holds |\n"
-        "| --- | --- | --- | --- | --- |\n"
     )
-    return head + "".join(
-        f"| {each.name} | `{each.file}` | {each.system or 'all'} "
-        f"| {f'{each.cpu_s:.0f}' if each.is_found else 'not found'} "
-        f"| {each.failure.replace('|', '/')[:160] or survives.get(each.name, '')} |\n"
+    names = ("mutant", "file", "systems", "CPU seconds", "what did not hold, or what else holds")
+    rows = [
+        (
+            *(each.name, f"`{each.file}`", each.system or "all"),
+            f"{each.cpu_s:.0f}" if each.is_found else "not found",
+            each.failure.replace("|", "/")[:160] or survives.get(each.name, ""),
+        )
         for each in hunts
-    )
+    ]
+    return f"{head}{table(names, rows)}\n"
 
 
 def save(hunts: Sequence[Hunt], to: Path, minutes: float, num_jobs: int) -> None:
-    to.mkdir(parents=True, exist_ok=True)
-    (to / "mutants.md").write_text(page(hunts, minutes, num_jobs))
-    (to / "mutants.json").write_text(json.dumps([asdict(each) for each in hunts], indent=1) + "\n")
+    write_page(to / "mutants", page(hunts, minutes, num_jobs), hunts)
 
 
 def hunted_before(directory: Path) -> dict[str, Hunt]:
@@ -175,11 +175,10 @@ def hunted_before(directory: Path) -> dict[str, Hunt]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser = parser_of(__doc__, out=FOLDER | {"default": Path()})
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--continue", action="store_true", dest="goes_on")
     # Options for mutants that are tried against the tests.
     parser.add_argument("--random", type=int, default=0, metavar="N")

@@ -6,13 +6,15 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.harness import table, write_page
 from benchmarks.mutants.areas import AREAS
 from benchmarks.mutants.catch import Verdict
 
 _ELSEWHERE = "elsewhere"
+HEAD = ("area", "mutants", "caught", "by a test", "by vopr", "alive", "live only")
+HEAD_OF_ALIVE = ("key", "mutant", "function", "tests that execute it", "what is known")
 
 
 def remarks() -> dict[str, str]:
@@ -27,25 +29,18 @@ def page(verdicts: Sequence[Verdict], known: dict[str, str], command: str) -> st
         f"# Random mutants\n\n`{command}`\n\n"
         f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test or by `alignedserve dev vopr`. "
         "*Live only*: no test that runs in its own process executes the statement.\n\n"
-        "| area | mutants | caught | by a test | by vopr | alive | live only |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |\n"
-        f"{_rows(verdicts)}\n"
-        f"## Those that live\n\n| key | mutant | function | tests that execute it | what is known |\n"
-        "| --- | --- | --- | --- | --- |\n"
-        + "".join(_alive(each, known) for each in alive)
-        + "\n## What caught the others\n\n| by | mutants |\n| --- | --- |\n"
-        + "".join(f"| `{by}` | {num} |\n" for by, num in _catchers(verdicts))
+        f"{table(HEAD, _rows(verdicts))}\n\n"
+        "## Those that live\n\n"
+        f"{table(HEAD_OF_ALIVE, [_alive(each, known) for each in alive])}\n\n"
+        "## What caught the others\n\n"
+        f"{table(('by', 'mutants'), _catchers(verdicts))}\n"
     )
 
 
-def _rows(verdicts: Sequence[Verdict]) -> str:
+def _rows(verdicts: Sequence[Verdict]) -> list[tuple[object, ...]]:
     areas = [*AREAS, _ELSEWHERE]
     rows = [(area, [each for each in verdicts if (each.area or _ELSEWHERE) == area]) for area in areas]
-    return "".join(
-        "| " + " | ".join(map(str, (area, *_counts(of_area)))) + " |\n"
-        for area, of_area in [*rows, ("all", list(verdicts))]
-        if of_area
-    )
+    return [(area, *_counts(of_area)) for area, of_area in [*rows, ("all", list(verdicts))] if of_area]
 
 
 def _counts(verdicts: Sequence[Verdict]) -> tuple[int, ...]:
@@ -62,26 +57,24 @@ def _counts(verdicts: Sequence[Verdict]) -> tuple[int, ...]:
     )
 
 
-def _alive(verdict: Verdict, known: dict[str, str]) -> str:
+def _alive(verdict: Verdict, known: dict[str, str]) -> list[str]:
     tests = f"{verdict.num_reaching}{' and vopr' if verdict.is_in_vopr else ''}"
     if verdict.is_cut:
         tests += f", {verdict.num_run} of them were run"
     cells = (verdict.key, verdict.name, f"`{verdict.function}`", tests, known.get(verdict.key, ""))
-    return "| " + " | ".join(each.replace("|", "\\|").replace("\n", " ") for each in cells) + " |\n"
+    return [each.replace("|", "\\|").replace("\n", " ") for each in cells]
 
 
 def _catchers(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
     caught = (each.by for each in verdicts if each.is_caught)
     files = Counter("alignedserve dev vopr" if by.startswith("vopr") else by.split("::")[0] for by in caught)
-    return files.most_common()
+    return [(f"`{by}`", count) for by, count in files.most_common()]
 
 
 def save(verdicts: Sequence[Verdict], to: Path, command: str, digest: str) -> None:
     """`digest`: the hash of the tree in which they were tried."""
-    to.mkdir(parents=True, exist_ok=True)
-    (to / "random_mutants.md").write_text(page(verdicts, remarks(), command))
-    data = {"command": command, "digest": digest, "mutants": [asdict(each) for each in verdicts]}
-    (to / "random_mutants.json").write_text(json.dumps(data, indent=1) + "\n")
+    data = {"command": command, "digest": digest, "mutants": verdicts}
+    write_page(to / "random_mutants", page(verdicts, remarks(), command), data)
 
 
 def saved(to: Path, digest: str) -> list[Verdict]:

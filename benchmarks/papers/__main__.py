@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import shlex
-import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.commit import commit_of
+from benchmarks import papers
+from benchmarks.harness import FOLDER, ROOT, facts, parser_of, progress, say
 from benchmarks.papers import page
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Size
 from benchmarks.papers.record import Record
 from benchmarks.papers.run import Done, Measured, Task, run, tasks
-from benchmarks.progress import progress, say
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(arguments)
-    papers = args.paper or list(PAPERS)
+    names = args.paper or list(PAPERS)
     try:
-        wanted = tasks(papers, Size(args.quick, args.azure_trace, args.answers, args.seeds), args.claim)
+        wanted = tasks(names, Size(args.quick, args.azure_trace, args.answers, args.seeds), args.claim)
     except ValueError as error:
         parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record.at(args.out / "papers.json")
     todo = [] if args.page_only else [each for each in wanted if not (args.goes_on and record.has(each))]
     if todo:
-        record.begin(describe(args.out))
+        record.begin(facts({args.out: "OUT"}) | {"minutes": 0.0})
         _measure(todo, args.processes, record)
     findings = record.findings()
-    print(page.terminal([each for each in findings if each.paper in papers]))
+    print(page.terminal([each for each in findings if each.paper in names]))
     page.write(findings, record.runs, args.out)
 
 
@@ -72,22 +66,8 @@ def _note(measured: Measured, record: Record) -> None:
         )
 
 
-def describe(out: Path) -> dict[str, Any]:
-    arguments = ["OUT" if argument == str(out) else argument for argument in sys.argv[1:]]
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.papers", *arguments]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit_of(),
-        "python": platform.python_version(),
-        "num_cpus": os.cpu_count(),
-        "minutes": 0.0,
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers", description="Five papers' headline figures beside ours."
-    )
+def _parser() -> ArgumentParser:
+    parser = parser_of(papers.__doc__, out=FOLDER | {"default": ROOT / "benchmarks" / "results"})
     parser.add_argument("--quick", action="store_true", help="a third of the requests, one seed")
     parser.add_argument(
         "--seeds", type=int, help="number of seeds for each experiment [default: 2, or 1 with --quick]"
@@ -99,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         "--claim", action="append", help="only runs that measure this claim; may be given several times"
     )
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="skip what OUT already has")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 2))
     parser.add_argument("--page-only", action="store_true", help="only rewrite the page from papers.json")
     parser.add_argument(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import shlex
-import signal
 import subprocess
-import sys
 import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.report import Objectives
-from benchmarks.commit import commit_of
+from benchmarks import rt_with_be
 from benchmarks.gpu.record import Record
-from benchmarks.progress import progress, say
+from benchmarks.harness import FOLDER, exit_on_sigterm, facts, parser_of, progress, say
 from benchmarks.rt_with_be import peer
 from benchmarks.rt_with_be.arithmetic import Row
 from benchmarks.rt_with_be.live import Live
@@ -28,7 +23,7 @@ from benchmarks.rt_with_be.simulated import Simulated, Workload
 PARTS = ("sim", "bursts", "goodput", "exact", "live", "live_bursts", "live_exact")
 
 
-def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
+def rows_of(part: str, args: Namespace) -> Iterator[Row]:
     live = Live(
         args.rt_rate, args.window, args.lines, vllm_python=args.vllm_python, num_colocated=args.colocated
     )
@@ -56,8 +51,7 @@ def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # Stops the server as well when this process is stopped.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out / "rt_with_be.json", describe(args))
     with progress(None, "case") as bar:
@@ -73,16 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write([record.path], args.out)
 
 
-def describe(args: argparse.Namespace) -> dict[str, Any]:
-    command = shlex.join(["python", "-m", "benchmarks.rt_with_be", *sys.argv[1:]])
-    if args.vllm_python:
-        command = command.replace(str(args.vllm_python), "VENV/bin/python")
-    return {
-        "command": command,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit_of(),
-        "python": platform.python_version(),
-        "num_cpus": os.cpu_count(),
+def describe(args: Namespace) -> dict[str, Any]:
+    return facts({args.vllm_python: "VENV/bin/python"}) | {
         "rt_rate": args.rt_rate,
         "window_s": args.window,
         "lengths": args.trace.name if args.trace else "log-normal",
@@ -96,15 +82,10 @@ def _vllm_version(python: Path) -> str:
     return subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rt_with_be",
-        description="Real time beside best effort, by policy, live and in simulation.",
-    )
+def _parser() -> ArgumentParser:
+    parser = parser_of(rt_with_be.__doc__, rounds=2, out=FOLDER | {"required": True})
     parser.add_argument("--parts", type=_names(PARTS), default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--policies", type=_names(POLICIES), default=list(POLICIES), help=", ".join(POLICIES))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of the live table")
     parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests per second")
     parser.add_argument("--window", type=float, default=16.0, help="live: seconds per case")
     parser.add_argument(
@@ -132,7 +113,7 @@ def _names(known: Sequence[str] | dict[str, Any]) -> Any:
         names = [name.strip() for name in text.split(",")]
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r}: must be one of {', '.join(known)}")
+                raise ArgumentTypeError(f"{name!r}: must be one of {', '.join(known)}")
         return names
 
     return parse

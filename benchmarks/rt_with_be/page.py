@@ -13,7 +13,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.page import run, save, table
+from benchmarks.gpu.page import run, save
+from benchmarks.harness import table
 from benchmarks.rt_with_be import plots
 from benchmarks.rt_with_be.arithmetic import (
     CONFIDENCE,

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import shlex
-import signal
-import sys
 import tempfile
-import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from alignedserve import demo
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.report import quantiles
 from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.text.tokenizer import Tokenizer
-from benchmarks.commit import commit_of
+from benchmarks import sim_vs_live
 from benchmarks.gpu.record import Record, Row
-from benchmarks.progress import progress, say
+from benchmarks.harness import FOLDER, exit_on_sigterm, facts, parser_of, progress, say
 from benchmarks.sim_vs_live.live import Live, Plan, measure
 from benchmarks.sim_vs_live.model import DEMO, Served, larger
 from benchmarks.sim_vs_live.page import line, write
@@ -98,7 +92,7 @@ def summary(overhead: Overhead) -> Row:
     return found
 
 
-def rows_of(args: argparse.Namespace, model: Served) -> Iterator[Row]:
+def rows_of(args: Namespace, model: Served) -> Iterator[Row]:
     tokenizer, loads = Tokenizer.from_directory(demo.MODEL_DIR), loads_of(model)
     for number in range(args.rounds):
         for policy in args.policies:
@@ -109,13 +103,13 @@ def rows_of(args: argparse.Namespace, model: Served) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # Stops the server as well when this process is stopped.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
         model = DEMO if args.model == DEMO.name else larger(Path(folder))
         name = "sim_vs_live" if model is DEMO else f"sim_vs_live_{model.name}"
-        record = Record(args.out / f"{name}.json", describe(args, model))
+        about = facts() | {"num_requests": args.requests, "model": model.name}
+        record = Record(args.out / f"{name}.json", about)
         with progress(args.rounds * len(args.policies) * len(args.loads), "case") as bar:
             for row in rows_of(args, model):
                 record.add(row)
@@ -124,33 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(record.path)
 
 
-def describe(args: argparse.Namespace, model: Served) -> dict[str, Any]:
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.sim_vs_live", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit_of(),
-        "python": platform.python_version(),
-        "num_cpus": os.cpu_count(),
-        "num_requests": args.requests,
-        "model": model.name,
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sim_vs_live",
-        description="The same requests to a live colocated instance, and in simulation, by policy.",
-    )
+def _parser() -> ArgumentParser:
+    parser = parser_of(sim_vs_live.__doc__, rounds=1, out=FOLDER | {"required": True})
     loads = ["moderate", "high", "short", "burst"]
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME")
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, metavar="NAME")
     parser.add_argument("--model", choices=[DEMO.name, "larger"], default=DEMO.name)
     parser.add_argument("--requests", type=int, default=400, help="requests per case")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--profile-s", type=float, default=10.0, help="seconds for measuring the cost profile"
     )
-    parser.add_argument("--out", type=Path, required=True)
     return parser
 
 

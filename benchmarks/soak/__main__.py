@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import random
-import shlex
 import shutil
-import signal
 import sys
-import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import soak
-from benchmarks.commit import commit_of
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.progress import progress, say
+from benchmarks.harness import FOLDER, exit_on_sigterm, facts, parser_of, progress, say
 from benchmarks.soak.faults import GRACE_S
 from benchmarks.soak.questions import answers_to, make_questions
 from benchmarks.soak.report import growth_objections, write
@@ -28,8 +23,7 @@ NUM_QUESTIONS = 48
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # Stops the server as well when this process is stopped.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     counts = args.prefill, args.decode, args.colocated, args.chats
     setup = Setup(60 * args.minutes, seed, *counts, grace_s=args.grace)
@@ -59,28 +53,15 @@ def carry_out(setup: Setup, out: Path) -> Outcome:
 
 
 def describe(setup: Setup) -> dict[str, Any]:
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
-        "seed": setup.seed,
-        "seconds": setup.seconds,
-        "instances": setup.instance_ids,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit_of(),
-        "processor": cpu_name(),
-    }
+    return facts() | {"seed": setup.seed, "seconds": setup.seconds, "instances": setup.instance_ids}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description=(soak.__doc__ or "").split("\n")[0]
-    )
+def _parser() -> ArgumentParser:
+    parser = parser_of(soak.__doc__, out=FOLDER | {"default": Path("soak")})
     parser.add_argument(
         "--minutes", type=float, default=3.0, help="minutes with faults, without start and end"
     )
     parser.add_argument("--seed", type=int, help="seed [default: random]")
-    parser.add_argument(
-        "--out", type=Path, default=Path("soak"), help="directory for soak.json, soak.md, serve.log"
-    )
     parser.add_argument("--prefill", type=int, default=1, help="prefill instances")
     parser.add_argument("--decode", type=int, default=2, help="decode instances")
     parser.add_argument("--colocated", type=int, default=0, help="colocated instances, instead of those")

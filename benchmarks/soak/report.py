@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import heading, table, write_page
 from benchmarks.soak.faults import Fault
 from benchmarks.soak.tally import Tally
 from benchmarks.soak.victims import Memory
@@ -119,19 +119,17 @@ def write(
     wrong: Sequence[str],
 ) -> str:
     """Writes soak.json and soak.md, and returns the page."""
-    directory.mkdir(parents=True, exist_ok=True)
     content = {
         **facts,
         "wrong": list(wrong),
-        "tally": asdict(tally),
+        "tally": tally,
         "strikes": strikes_of(faults),
-        "rows": [asdict(row) for row in rows_of(faults)],
+        "rows": rows_of(faults),
         "memory_bytes": {"before": largest(memory[0]), "after": largest(memory[1])},
         "faults": [asdict(fault) | {"name": name_of(fault), "took_s": fault.took_s} for fault in faults],
     }
-    (directory / "soak.json").write_text(json.dumps(content, indent=1) + "\n")
-    page = "\n".join(_page(facts, faults, tally, memory, wrong)) + "\n"
-    (directory / "soak.md").write_text(page)
+    page = "\n\n".join(_page(facts, faults, tally, memory, wrong)) + "\n"
+    write_page(directory / "soak", page, content)
     return page
 
 
@@ -142,31 +140,28 @@ def _page(
     memory: tuple[Sequence[Memory], Sequence[Memory]],
     wrong: Sequence[str],
 ) -> Iterator[str]:
-    yield "# A server while its processes are killed\n"
-    yield f"`{facts['command']}`, {facts['date']}, commit {facts['commit']}, {facts['processor']}\n"
-    yield f"**Wrong: {len(wrong)}.**\n"
-    yield from _table(
+    yield heading("A server while its processes are killed", facts)
+    yield f"**Wrong: {len(wrong)}.**"
+    yield table(
         ("what", "number"),
         [
-            ("streams", str(tally.num_streams)),
+            ("streams", tally.num_streams),
             ("batch jobs, and their lines", f"{tally.num_jobs}, {tally.num_lines}"),
-            ("tokens", str(tally.num_tokens)),
-            ("streams that clients closed early", str(tally.num_left)),
-            ("connections that broke with their gateway; clients asked again", str(tally.num_lost)),
-            ("calls that were refused while something was down; clients asked again", str(tally.num_refused)),
-            ("lines that were given up after four deaths of the gateway", str(tally.num_given_up)),
+            ("tokens", tally.num_tokens),
+            ("streams that clients closed early", tally.num_left),
+            ("connections that broke with their gateway; clients asked again", tally.num_lost),
+            ("calls that were refused while something was down; clients asked again", tally.num_refused),
+            ("lines that were given up after four deaths of the gateway", tally.num_given_up),
         ],
     )
-    yield from (f"- {each}" for each in wrong[:MAX_SHOWN])
-    yield from _table(
-        ("role", "killed", "stopped"),
-        [
-            (role, *(str(counts[what]) for what in ("killed", "stopped")))
-            for role, counts in sorted(strikes_of(faults).items())
-        ],
+    if wrong:
+        yield "\n".join(f"- {each}" for each in wrong[:MAX_SHOWN])
+    strikes = sorted(strikes_of(faults).items())
+    yield table(
+        ("role", "killed", "stopped"), [(role, each["killed"], each["stopped"]) for role, each in strikes]
     )
-    yield "Seconds, median / longest:\n"
-    yield from _table(
+    yield "Seconds, median / longest:"
+    yield table(
         (
             "fault",
             "times",
@@ -177,31 +172,13 @@ def _page(
             "broken connections",
         ),
         [
-            (
-                row.name,
-                str(row.num),
-                str(row.whole),
-                str(row.anywhere),
-                str(row.rt),
-                str(row.be),
-                str(row.num_lost),
-            )
+            (row.name, row.num, row.whole, row.anywhere, row.rt, row.be, row.num_lost)
             for row in rows_of(faults)
         ],
     )
     before, after = map(largest, memory)
-    yield "Memory of the largest process, MiB:\n"
-    yield from _table(
+    yield "Memory of the largest process, MiB:"
+    yield table(
         ("role", "at the start", "at the end"),
-        [
-            (role, str(before[role] >> 20), str(after[role] >> 20) if role in after else "-")
-            for role in sorted(before)
-        ],
+        [(role, before[role] >> 20, after[role] >> 20 if role in after else "-") for role in sorted(before)],
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join('---' for _ in head)} |"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
