@@ -62,22 +62,9 @@ class PoolProcess:
             self._config.router, lambda: _hello(self._config, segment, pool, epoch), shell
         )
         stop_on_sigterm(connection.stop)
-        ticking = asyncio.create_task(_tick(shell))
-        running = asyncio.create_task(connection.run())
-        # Neither task ends on its own except with an error.
-        await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
-        connection.stop()
-        await running
-        if ticking.done():
-            ticking.result()
-        ticking.cancel()
+        connection.repeat(TICK_S, shell.tick)
+        await connection.run()
         return connection.was_told_to_stop
-
-
-async def _tick(shell: PoolShell) -> None:
-    while True:
-        await asyncio.sleep(TICK_S)
-        shell.tick()
 
 
 def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:

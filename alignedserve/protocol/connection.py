@@ -125,6 +125,16 @@ class RouterConnection:
             self._is_waiting = False
             self.begin()
 
+    def repeat(self, seconds: float, action: Callable[[], object]) -> None:
+        """Calls the action again and again, this many seconds apart, until `run` is over. That raises its error."""
+
+        def act() -> None:
+            if not self._is_stopped:
+                self._try(action)
+                self.repeat(seconds, action)
+
+        self._host.after(seconds, act)
+
     # ---- callbacks of the host ----
 
     def opened(self, link: Link) -> None:
@@ -139,20 +149,15 @@ class RouterConnection:
         if link is not self._link or self._is_stopped:
             return
         self._num_silent = 0
-        try:
-            self._dispatch(message)
-        except Exception as error:
-            self._fail(error)
+        self._try(self._dispatch, message)
 
     def lost(self, link: Link | None) -> None:
         if link is not self._link or self._is_stopped:
             return
         self._cancel_timer()
         self._is_waiting = is_waiting = self._is_up and self._waits
-        try:
-            self._disconnect()
-        except Exception as error:
-            self._fail(error)
+        self._try(self._disconnect)
+        if self._error:
             return
         if link is None or not link.is_proven:
             self._timer = self._host.after(self._retry_s, self.begin)
@@ -172,7 +177,7 @@ class RouterConnection:
             case Ping():
                 self.send(Pong())
             case Refused(reason=reason):
-                self._fail(RefusedByRouter(reason))
+                raise RefusedByRouter(reason)
             case Welcome() if not self._is_up:
                 self._cancel_timer()
                 self._is_up = True
@@ -182,11 +187,15 @@ class RouterConnection:
             case _:
                 self._handler.on_message(message)
 
-    def _fail(self, error: Exception) -> None:
-        if self._ended is None:
-            raise error
-        self._error = error
-        self.stop()
+    def _try(self, action: Callable[..., object], *args: AnyMessage) -> None:
+        """Calls the action. Its error ends `run`, which raises it."""
+        try:
+            action(*args)
+        except Exception as error:
+            if self._ended is None:
+                raise
+            self._error = error
+            self.stop()
 
     def _end_without_welcome(self) -> None:
         """Closes a connection on which no Welcome has arrived. It may have died silently, and silence is only detected

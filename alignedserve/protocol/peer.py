@@ -1,4 +1,4 @@
-"""One end of a connection, and the log of the messages on it.
+"""One end of a connection (a `host.Link`), and the log of the messages on it.
 
 Closing it is the death notice, so it closes rather than limps. It closes when a message can't be read, when the peer
 does not read, and when the peer's host is gone (by TCP's keepalive). The connection begins with a handshake
@@ -70,7 +70,6 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
         self.name = "a stranger"
-        # Pings since anything last arrived, counted by the end that pings.
         self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
@@ -84,7 +83,6 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_proven(self) -> bool:
-        """Whether the other end has proved that it knows the token."""
         return not self._handshake.num_bytes
 
     @property
@@ -93,8 +91,6 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the other end has closed the connection, even if this end still has data to read before it notices.
-        Safe on any thread."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
         if sock is None or (number := sock.fileno()) < 0:
             return True
@@ -116,18 +112,15 @@ class Peer(asyncio.Protocol):
         log_message(logger, "to", self.name, message)
 
     def limit(self, max_frame_bytes: int) -> None:
-        """Sets the most bytes in each frame that is received from now on."""
         self._reader.max_bytes = max_frame_bytes
 
     def close(self) -> None:
-        """Closes the connection after sending the pending messages. Safe to repeat."""
         self._flush()
         if self._transport:
             self._set_linger(is_on=False)
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once, for a peer that does not read. Pending messages may be lost."""
         if self._transport:
             self._transport.abort()
 
@@ -216,7 +209,6 @@ def _watch_host(sock: socket.socket) -> None:
 #
 # The lines contain nothing of a prompt, an output or a setting. Tokens are logged when they are a request's first or
 # last.
-
 
 # A request and the id of its HTTP call; "" if the message does not have it.
 About = tuple[RequestKey, str]

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
-import msgspec
-
 from alignedserve.protocol.host import Link
 from alignedserve.protocol.messages import AnyMessage, Message
-from alignedserve.sim.clock import Clock, LocalClock
+from alignedserve.sim.clock import Clock, LocalClock, SimTimer
 
 Latency = Callable[[], float]
 # Returns the message after encoding and decoding.
@@ -34,16 +32,6 @@ class ProcessSockets(Protocol):
     def kill(self) -> None: ...
 
 
-class HostTimer(msgspec.Struct):
-    """It can be cancelled until it acts, which a process that hangs does when it wakes up."""
-
-    life: int
-    action: Callable[[], object] | None
-
-    def cancel(self) -> None:
-        self.action = None
-
-
 class SimHost:
     def __init__(self, clock: Clock) -> None:
         self.local_clock = LocalClock(clock)
@@ -58,13 +46,14 @@ class SimHost:
         # Events that are handled when it wakes up, in this order.
         self._held: list[Callable[[], object]] = []
 
-    def after(self, seconds: float, action: Callable[[], object]) -> HostTimer:
-        timer = HostTimer(self._life, action)
-        self.clock.after(seconds, partial(self.when_awake, partial(self._act, timer)))
+    def after(self, seconds: float, action: Callable[[], object]) -> SimTimer:
+        """Returns a timer that can be cancelled until it acts, which a process that hangs does when it wakes up."""
+        timer = SimTimer(action)
+        self.clock.after(seconds, partial(self.when_awake, partial(self._act, timer, self._life)))
         return timer
 
-    def _act(self, timer: HostTimer) -> None:
-        if self._life == timer.life and timer.action:
+    def _act(self, timer: SimTimer, life: int) -> None:
+        if life == self._life and timer.action:
             timer.action()
 
     def when_awake(self, action: Callable[[], object]) -> None:

@@ -17,9 +17,9 @@ from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import PREFILL, AnyMessage, Hello, InstanceLimits
 from alignedserve.scheduling.policies import Policy
+from alignedserve.sim.clock import SimTimer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
-from alignedserve.sim.host import HostTimer
 from alignedserve.sim.host_links import Ports
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
@@ -73,7 +73,7 @@ class SimInstance(SimProcess):
             self._begin_role(), world.segments.__getitem__, self._say, self._take_role, self._is_over
         )
         self._is_busy = self._is_woken = False
-        self._patience: HostTimer | None = None
+        self._patience: SimTimer | None = None
         return self._messenger
 
     @property

@@ -9,7 +9,6 @@ from functools import partial
 from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.protocol.messages import DECODE, PREFILL, InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.clock import Clock
@@ -92,9 +91,7 @@ class SimIsland:
             is_checked=config.is_checked,
             check_share=config.check_share,
         )
-        self.router = self.world.router = SimRouter(
-            self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
-        )
+        self.router = self.world.router = SimRouter(self.world, config.router, config.scheduling)
         self.pool = SimPool(
             self.world,
             InstanceId("kvpool-0"),

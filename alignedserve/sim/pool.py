@@ -46,16 +46,15 @@ class SimPool(SimProcess):
     def maps(self, segment: str) -> bool:
         return self.segment.name == segment
 
+    def start(self) -> None:
+        super().start()
+        self._link.repeat(TICK_S, self._shell.tick)
+
     def begin(self) -> PoolShell:
-        """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
+        """The core outlives the router: the next router starts with what is in the pool."""
         self.core = Pool(self.segment.owners, self._limits.block_size, self.now(), self._config)
         self._shell = PoolShell(self.core, self.send, lambda: self._link.is_up, self.now)
-        self.after(TICK_S, self._tick)
         return self._shell
-
-    def _tick(self) -> None:
-        self._shell.tick()
-        self.after(TICK_S, self._tick)
 
     def hello(self) -> Hello:
         return msgspec.structs.replace(

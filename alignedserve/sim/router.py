@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import BinaryIO
 
 from alignedserve.protocol.host import Connecting
 from alignedserve.protocol.messages import Hello
+from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Event, Observer, Send
+from alignedserve.router.fence import RouterHost
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.host import SimHost, SimLink
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.world import World
-from alignedserve.types import Epoch
+from alignedserve.types import Epoch, InstanceId
 
 
-class SimProcesses:
-    """The processes of an island, as its router sees them: the part of a `RouterHost` that answers for them."""
+class RouterShell:
+    """An island's router, without its time and connections. Each of its lives has a core, a server and an event log. As
+    a `RouterHost`, it answers for the island's processes."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, config: RouterConfig, scheduling: SchedulingConfig) -> None:
+        # None while it is down.
+        self.core: Router | None = None
+        self.observers: list[Observer] = []
+        # Opens the file of a life's event log; None: there is none.
+        self.open_log: Callable[[Epoch], BinaryIO] | None = None
         self._world = world
+        self._config = config
+        self._scheduling = scheduling
+
+    def _make_server(
+        self, host: RouterHost, epoch: Epoch, token: str = "", gateways: Sequence[InstanceId] = ()
+    ) -> RouterServer:
+        """Begins a life. `gateways`: those beside the world's."""
+        if self.core:
+            raise RuntimeError("the router is started, but is already up")
+        config, scheduling = self._config, self._scheduling
+        self.core = Router(config, epoch, scheduling)
+        roles = {name: process.role for name, process in self._world.processes.items()}
+        log = EventLog(self.open_log(epoch), config, epoch, scheduling) if self.open_log else None
+        server = RouterServer(self.core, epoch, token, roles, log, gateways, host)
+        server.observers = self.observers
+        return server
 
     def is_user(self, pid: int, segment: str) -> bool:
         return pid in self.users_of(segment)
@@ -42,15 +68,11 @@ class SimProcesses:
         return [each for each in processes if segment and each.is_up and each.maps(segment)]
 
 
-class SimRouter(SimHost, SimProcesses):
-    def __init__(self, world: World, make_core: Callable[[Epoch], Router]) -> None:
+class SimRouter(SimHost, RouterShell):
+    def __init__(self, world: World, config: RouterConfig, scheduling: SchedulingConfig) -> None:
         SimHost.__init__(self, world.clock)
-        SimProcesses.__init__(self, world)
-        self._make_core = make_core
-        self.core: Router | None = None
-        self.observers: list[Observer] = [self._check_receivers]
-        # Returns the event log of each router; None: there is none.
-        self.make_log: Callable[[Epoch], EventLog] | None = None
+        RouterShell.__init__(self, world, config, scheduling)
+        self.observers.append(self._check_receivers)
         self._server: RouterServer
 
     @property
@@ -58,15 +80,7 @@ class SimRouter(SimHost, SimProcesses):
         return self.core is not None
 
     def start(self) -> None:
-        if self.core:
-            raise RuntimeError("the router is started, but is already up")
-        world = self._world
-        epoch = world.next_epoch()
-        self.core = self._make_core(epoch)
-        roles = {name: process.role for name, process in world.processes.items()}
-        log = self.make_log(epoch) if self.make_log else None
-        self._server = RouterServer(self.core, epoch, "", roles, log, host=self)
-        self._server.observers = self.observers
+        self._server = self._make_server(self, self._world.next_epoch())
         self._tick()
         self._server.hub.ping()
 

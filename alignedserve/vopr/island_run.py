@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from alignedserve.router.eventlog import EventLog
 from alignedserve.vopr.build import make_island
 from alignedserve.vopr.checks import CountsAddUp, PhasesSeen, RealTimeFirst
 from alignedserve.vopr.clients import CLIENTS, Clients
@@ -33,9 +32,7 @@ class IslandRun:
         processes = {ROUTER: router} | {name: self.island.world.processes[name] for name in plan.processes}
         launcher = self._launcher = Launcher(self._clock, plan, processes, [self.island.pool])
         self.island.world.fenced = lambda process: launcher.fenced(process.instance_id)
-        if open_log:
-            config = self.island.config
-            router.make_log = lambda epoch: EventLog(open_log(epoch), config.router, epoch, config.scheduling)
+        router.open_log = open_log
         if RealTimeFirst.is_promised(plan):
             router.observers.append(RealTimeFirst(self.island))
         self._phases = PhasesSeen()

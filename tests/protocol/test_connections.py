@@ -464,6 +464,25 @@ def test_stop_ends_a_connection_and_an_error_of_its_handler_gets_out() -> None:
     play(scenario)
 
 
+def test_an_error_of_what_a_connection_repeats_gets_out() -> None:
+    async def scenario() -> None:
+        heard, told, num_left = Heard(), Told(), [3]
+        port = await heard.hub.listen("127.0.0.1", 0)
+        connection = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), hello, told)
+
+        def divide() -> None:
+            num_left[0] -= 1
+            1 / num_left[0]
+
+        connection.repeat(0.001, divide)
+        with pytest.raises(ZeroDivisionError):
+            await connection.run()
+        assert told.events in ([], [("up", 1), "down"])
+        heard.hub.close()
+
+    play(scenario)
+
+
 def connect_and_hang(port: int) -> None:
     async def connect() -> None:
         await say(port, hello("decode-7"))

@@ -36,6 +36,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog, replay
 from alignedserve.router.events import Send
+from alignedserve.router.fence import LiveRouterHost, RouterHost
 from alignedserve.router.replay_diff import compare
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
@@ -85,8 +86,10 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(log: EventLog | None = None) -> AsyncIterator[tuple[RouterServer, int, asyncio.Task[None]]]:
-    server = RouterServer(Router(RouterConfig(link="host"), EPOCH), EPOCH, TOKEN, EXPECTED, log)
+async def serving(
+    log: EventLog | None = None, host: RouterHost | None = None
+) -> AsyncIterator[tuple[RouterServer, int, asyncio.Task[None]]]:
+    server = RouterServer(Router(RouterConfig(link="host"), EPOCH), EPOCH, TOKEN, EXPECTED, log, host=host)
     port = await server.listen("127.0.0.1", 0)
     running = asyncio.create_task(server.run())
     yield server, port, running
@@ -249,6 +252,28 @@ def test_a_core_that_fails_ends_the_process() -> None:
             broken = NewTokens(RequestKey(7), 5, [1])
             prefill.connection.send(PrefillReport([broken], [], [], [], 10))
             with pytest.raises(RuntimeError, match="request 7 has 0 tokens, but 5 come before the new ones"):
+                await running
+
+    play(scenario)
+
+
+def test_a_tick_that_fails_ends_the_process() -> None:
+    class ForgetfulHost(LiveRouterHost):
+        num_asked = 0
+
+        def is_user(self, pid: int, segment: str) -> bool:
+            self.num_asked += 1
+            if self.num_asked > 1:
+                raise RuntimeError("unlucky")
+            return True
+
+    async def scenario() -> None:
+        async with serving(host=ForgetfulHost()) as (_, port, running):
+            decode = Client("decode", port)
+            await decode.hears(Welcome)
+            # The host is asked about it now, and again at the next tick.
+            decode.connection.stop()
+            with pytest.raises(RuntimeError, match="unlucky"):
                 await running
 
     play(scenario)

@@ -15,8 +15,8 @@ from alignedserve.vopr.front_end.calls import Calls
 from alignedserve.vopr.front_end.chats import Chat
 from alignedserve.vopr.front_end.delivered import Delivered
 from alignedserve.vopr.front_end.jobs import JobClient
-from alignedserve.vopr.front_end.live_router import watched
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.virtual_process import watched
 from alignedserve.vopr.front_end.wanted import AwaitedAnswers
 from alignedserve.vopr.front_end.words import Question
 from alignedserve.vopr.history import Ask, SubmitJob
@@ -66,7 +66,7 @@ class GatewayClients:
 
     def _start(self, life: Coroutine[Any, Any, str], key: RequestKey, num_tokens: int) -> None:
         self.num_open += 1
-        watched(self._loop, self._loop.create_task(self._live(life, num_tokens), name=f"client {key}"))
+        watched(self._loop.create_task(self._live(life, num_tokens), name=f"client {key}"))
 
     async def _live(self, life: Coroutine[Any, Any, str], num_tokens: int) -> None:
         end = await life

@@ -6,41 +6,29 @@ from __future__ import annotations
 from typing import TypeVar
 
 from alignedserve.sim.clock import Clock
-from alignedserve.vopr.chances import KeyedRandom
+from alignedserve.vopr.conditions import PassingFaults
 from alignedserve.vopr.front_end.store_link import StoreFaults
 from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
 from alignedserve.vopr.history import Late, LoseStore, StoreForgetful, StoreSlow
 from alignedserve.vopr.plan import FrontPlan, Plan
 
-Passing = Late | LoseStore | StoreSlow | StoreForgetful
 Kind = TypeVar("Kind", Late, LoseStore, StoreSlow, StoreForgetful)
 
 
-class FrontConditions(StoreFaults):
+class FrontConditions(PassingFaults, StoreFaults):
     def __init__(self, plan: Plan, front: FrontPlan, clock: Clock) -> None:
+        super().__init__(plan, clock)
         self.timeout_s = front.store_timeout_s
-        self._plan = plan
         self._front = front
-        self._clock = clock
-        self._chances = KeyedRandom(plan.seed)
-        # The current faults, each with the second at which it ends.
-        self._passing: list[tuple[float, Passing]] = []
 
     def rule(self, network: VirtualNetwork) -> None:
         network.latency, network.piece_bytes = self._latency_s, self._piece_bytes
 
-    def add(self, action: Passing) -> None:
-        self._passing.append((self._clock.now + action.seconds, action))
-
-    def calm(self) -> None:
-        self._passing.clear()
-
     # ---- the network ----
 
     def _latency_s(self, process: str, is_up: bool) -> float:
-        lates = [each.latency_s for each in self._now(Late, process) if each.is_up == is_up]
-        most_s = max([self._plan.max_latency_s, *lates])
-        return most_s * (0.1 + 0.9 * self._chances.next(f"latency {process} {is_up}"))
+        lates = [each.latency_s for each in self._of(Late, process) if each.is_up == is_up]
+        return self._drawn_s(max([self._plan.max_latency_s, *lates]), f"latency {process} {is_up}")
 
     def _piece_bytes(self, process: str, is_up: bool) -> int:
         """Returns the most bytes of the next piece. Small pieces are rare, because each costs as much time as a large
@@ -52,22 +40,16 @@ class FrontConditions(StoreFaults):
     # ---- the store ----
 
     def is_away(self, process: str) -> bool:
-        return bool(self._now(LoseStore, process))
+        return bool(self._of(LoseStore, process))
 
     def delay_s(self, process: str) -> float:
-        slow = [each.latency_s for each in self._now(StoreSlow, process)]
-        most_s = max([self._front.store_latency_s, *slow])
-        return most_s * (0.1 + 0.9 * self._chances.next(f"store {process}"))
+        slow = [each.latency_s for each in self._of(StoreSlow, process)]
+        return self._drawn_s(max([self._front.store_latency_s, *slow]), f"store {process}")
 
     def loses_answer(self, process: str) -> bool:
-        rates = [each.rate for each in self._now(StoreForgetful, process)]
+        rates = [each.rate for each in self._of(StoreForgetful, process)]
         return bool(rates) and self._chances.next(f"answer {process}") < max(rates)
 
-    def _now(self, kind: type[Kind], process: str) -> list[Kind]:
+    def _of(self, kind: type[Kind], process: str) -> list[Kind]:
         """Returns the current faults of the process."""
-        now = self._clock.now
-        return [
-            each
-            for end_s, each in self._passing
-            if now < end_s and isinstance(each, kind) and each.process in ("", process)
-        ]
+        return [each for each in self._now(kind) if each.process in ("", process)]

@@ -17,12 +17,11 @@ from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.router.router import Router
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.island import IslandConfig, SimIsland
 from alignedserve.sim.process import SimProcess
 from alignedserve.store import StoreLimits
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import InstanceId
 from alignedserve.vopr.chances import KeyedRandom
 from alignedserve.vopr.checks import CountsAddUp
 from alignedserve.vopr.failures import Broken
@@ -169,14 +168,9 @@ class Front:
         return island
 
     def _router(self, number: int, island: SimIsland) -> LiveRouter:
-        config = self.config.island
-        expected = {process.instance_id: process.role for process in island.processes}
-        expected |= dict.fromkeys(self._gateway_names(), "gateway")
-
-        def make_core(epoch: Epoch) -> Router:
-            return Router(config.router, epoch, config.scheduling)
-
-        live = LiveRouter(self.loop, island.world, self._address(number), make_core, expected)
+        live = LiveRouter(
+            self.loop, self._address(number), self._gateway_names(), island.world, self.config.island
+        )
         live.observers += [self.lines, self.delivered]
         router: Any = live
         island.router = island.world.router = router

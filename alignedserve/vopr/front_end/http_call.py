@@ -123,9 +123,6 @@ class HttpCall:
         self._process.forget(self)
         if not self._is_complete:
             self._break()
-        if not task.cancelled() and (error := task.exception()):
-            context = {"message": f"{task.get_name()} failed", "exception": error}
-            task.get_loop().call_exception_handler(context)
 
     def _break(self) -> None:
         self._is_broken = True

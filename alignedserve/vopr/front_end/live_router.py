@@ -6,82 +6,51 @@ sockets. Here they are bytes, with a handshake.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.host import Connecting, LiveHost
 from alignedserve.protocol.messages import Hello
-from alignedserve.router.eventlog import EventLog
-from alignedserve.router.events import Observer
-from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
+from alignedserve.sim.island import IslandSettings
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import SimProcesses
+from alignedserve.sim.router import RouterShell
 from alignedserve.sim.world import World
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import InstanceId
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
-from alignedserve.vopr.front_end.virtual_process import VirtualProcess
+from alignedserve.vopr.front_end.virtual_process import Lives, VirtualProcess
 
 
-class LiveRouter:
+class LiveRouter(Lives, RouterShell):
     def __init__(
         self,
         loop: VirtualLoop,
-        world: World,
         address: RouterAddress,
-        make_core: Callable[[Epoch], Router],
-        expected: Mapping[InstanceId, str],
+        gateways: Sequence[InstanceId],
+        world: World,
+        config: IslandSettings,
     ) -> None:
-        """`expected`: the role of each process that may connect."""
-        self.core: Router | None = None
-        self.process: VirtualProcess | None = None
-        self.observers: list[Observer] = []
-        # Returns the event log of each router; None: there is none.
-        self.make_log: Callable[[Epoch], EventLog] | None = None
+        super().__init__(world, config.router, config.scheduling)
         self._loop = loop
-        self._world = world
         self._address = address
-        self._make_core = make_core
-        self._expected = dict(expected)
+        self._gateways = gateways
+        # The virtual loop's time and connections.
         self._host = LiveHost()
+        self.now, self.after = self._host.now, self._host.after
         # Each process's sockets.
         self._sockets: dict[InstanceId, VirtualProcess] = {}
 
-    @property
-    def is_up(self) -> bool:
-        return self.core is not None
-
-    @property
-    def is_hung(self) -> bool:
-        return self.process is not None and self.process.is_hung
-
     def start(self) -> None:
-        if self.core:
-            raise RuntimeError("the router is started, but is already up")
         epoch = self._world.next_epoch()
-        self.core = self._make_core(epoch)
+        server = self._make_server(self, epoch, self._address.token, self._gateways)
         self.process = self._loop.new_process(f"{self._address.host}/router {epoch}")
-        watched(self._loop, self.process.start(self._run(self.core, epoch)))
+        self.process.start(self._run(server))
 
     def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-        self.core = self.process = None
+        super().kill()
+        self.core = None
 
-    def hang(self) -> None:
-        if self.process:
-            self.process.hang()
-
-    def wake_up(self) -> None:
-        if self.process:
-            self.process.wake_up()
-
-    async def _run(self, core: Router, epoch: Epoch) -> None:
-        log = self.make_log(epoch) if self.make_log else None
-        host = _RouterHost(self._world)
-        server = RouterServer(core, epoch, self._address.token, self._expected, log, host=host)
-        server.observers = self.observers
+    async def _run(self, server: RouterServer) -> None:
         await server.listen_at(self._address)
         await server.run()
 
@@ -100,21 +69,3 @@ class LiveRouter:
         owner, connections = self._sockets[process.instance_id], self._loop.network.connections.values()
         ours = [each for each in connections if each.owner is owner]
         return not ours or ours[-1].server.is_over
-
-
-class _RouterHost(SimProcesses, LiveHost):
-    """The virtual loop's clock, and the island's processes."""
-
-    def __init__(self, world: World) -> None:
-        SimProcesses.__init__(self, world)
-        LiveHost.__init__(self)
-
-
-def watched(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
-    """Reports an error that ends the task as an error of the run."""
-
-    def over(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            loop.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
-
-    task.add_done_callback(over)

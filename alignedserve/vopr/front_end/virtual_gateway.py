@@ -19,22 +19,18 @@ from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.store import Store
 from alignedserve.vopr.front_end.http_call import JSON, HttpCall
-from alignedserve.vopr.front_end.live_router import watched
 from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
-from alignedserve.vopr.front_end.virtual_process import VirtualProcess
+from alignedserve.vopr.front_end.virtual_process import Lives
 from alignedserve.vopr.front_end.virtual_transport import VirtualSocket
 
 
-class VirtualGateway:
-    """It can be killed and started again. Each life is a process of its own."""
-
+class VirtualGateway(Lives):
     def __init__(
         self, loop: VirtualLoop, config: GatewayConfig, model: ServedModel, store: Callable[[str], Store]
     ) -> None:
         """`store` returns the store connection of the process with this name."""
         self.name = config.instance_id
-        self.process: VirtualProcess | None = None
         self._life: _Life | None = None
         self._loop = loop
         self._config = config
@@ -43,17 +39,8 @@ class VirtualGateway:
         self._num_lives = 0
 
     @property
-    def is_up(self) -> bool:
-        """Whether its process runs, or hangs."""
-        return self.process is not None and not self.process.is_killed
-
-    @property
     def num_open(self) -> int:
         return self._life.gateway.num_open if self._life and self.is_up else 0
-
-    @property
-    def is_hung(self) -> bool:
-        return self.process is not None and self.process.is_hung
 
     def start(self) -> None:
         if self.is_up:
@@ -64,25 +51,12 @@ class VirtualGateway:
         self._life = _Life(self._config, self._store(name))
         sock = cast(socket.socket, VirtualSocket(("127.0.0.1", 8000)))
         running = process.start(self._life.gateway.serve(self._model, sock))
-        watched(self._loop, running)
         running.add_done_callback(lambda _: process.kill())
-
-    def kill(self) -> None:
-        if self.process:
-            self.process.kill()
 
     def stop(self) -> None:
         """Lets it end by itself, in good order, unless it hangs."""
         if self.process:
             self.process.send_signal(signal.SIGTERM)
-
-    def hang(self) -> None:
-        if self.process:
-            self.process.hang()
-
-    def wake_up(self) -> None:
-        if self.process:
-            self.process.wake_up()
 
     def set_islands(self, routers: Mapping[int, RouterAddress]) -> None:
         """Tells it which islands exist, as the launcher does."""

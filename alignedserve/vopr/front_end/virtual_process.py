@@ -48,7 +48,7 @@ class VirtualProcess:
 
     def start(self, main: Coroutine[Any, Any, Result], name: str = "main") -> asyncio.Task[Result]:
         """Starts a task of this process."""
-        return self._loop.create_task(main, name=f"{self.name}: {name}", context=self.context.copy())
+        return watched(self._loop.create_task(main, name=f"{self.name}: {name}", context=self.context.copy()))
 
     @property
     def is_hung(self) -> bool:
@@ -97,6 +97,46 @@ class VirtualProcess:
         if self._held is not None:
             self._held.append(handle)
         return self._held is None
+
+
+class Lives:
+    """A process that can be killed and started again. Each life is a virtual process of its own."""
+
+    # Its latest life.
+    process: VirtualProcess | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs, or hangs."""
+        return self.process is not None and not self.process.is_killed
+
+    @property
+    def is_hung(self) -> bool:
+        return self.process is not None and self.process.is_hung
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+
+    def hang(self) -> None:
+        if self.process:
+            self.process.hang()
+
+    def wake_up(self) -> None:
+        if self.process:
+            self.process.wake_up()
+
+
+def watched(task: asyncio.Task[Result]) -> asyncio.Task[Result]:
+    """Makes an error that ends the task an error of the run. Returns the task."""
+
+    def over(task: asyncio.Task[Result]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            context = {"message": f"{task.get_name()} failed", "exception": error}
+            task.get_loop().call_exception_handler(context)
+
+    task.add_done_callback(over)
+    return task
 
 
 def current_process() -> VirtualProcess | None:

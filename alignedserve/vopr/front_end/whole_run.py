@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.router.eventlog import EventLog
-from alignedserve.sim.island import IslandConfig
-from alignedserve.types import Epoch
 from alignedserve.vopr.build import island_config
 from alignedserve.vopr.checks import PhasesSeen, RealTimeFirst
 from alignedserve.vopr.conditions import Conditions
@@ -65,8 +61,7 @@ class WholeRun:
             router.observers.append(self._phases)
             if RealTimeFirst.is_promised(self._plan):
                 router.observers.append(RealTimeFirst(island))
-            if open_log:
-                router.make_log = partial(_event_log, island.config, open_log)
+            router.open_log = open_log
 
     def __call__(self) -> RunOutcome:
         front, failure = self.front, None
@@ -115,7 +110,3 @@ class WholeRun:
         for each in self._asking:
             num_lines = each.num_lines if isinstance(each, SubmitJob) else 1
             yield from [(each.prompt_len, each.output_len)] * num_lines
-
-
-def _event_log(config: IslandConfig, open_log: OpenLog, epoch: Epoch) -> EventLog:
-    return EventLog(open_log(epoch), config.router, epoch, config.scheduling)
