@@ -148,7 +148,7 @@ def _build(
         return assemble(load_model(config, has_reversed))
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
-    leader = RankLeader(config, num_exchanged, {"has_reversed": has_reversed, "is_on_gpu": is_on_gpu})
+    leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
     try:
         loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()

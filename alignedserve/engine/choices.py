@@ -135,8 +135,8 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
 def check_model(config: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError for a configuration that this model can't run, on any machine."""
     _check_hidden_cache(config, model_config)
-    check_ranks(config, model_config)
     _check_quantization(config, model_config)
+    check_ranks(config, model_config)
 
 
 def _check_hidden_cache(config: EngineConfig, model_config: ModelConfig) -> None:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,9 +39,8 @@ class RankLost(RuntimeError):
 
 
 class RankLeader:
-    def __init__(self, config: EngineConfig, slot_values: int, rest: Mapping[str, bool]) -> None:
-        """Starts the other ranks, which load their weights in the meantime. `slot_values`: see kernels/cpu/ranks.py.
-        `rest`: what else they are told."""
+    def __init__(self, config: EngineConfig, slot_values: int, has_reversed: bool, is_on_gpu: bool) -> None:
+        """Starts the other ranks, which load their weights in the meantime. `slot_values`: see kernels/cpu/ranks.py."""
         size = config.tensor_parallel_size
         self._store_file = Path(f"/dev/shm/alignedserve-link-{secrets.token_hex(16)}")
         os.close(os.open(self._store_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -64,7 +63,8 @@ class RankLeader:
                     "slot_values": slot_values,
                     "store_file": str(self._store_file),
                     "num_threads": num_threads,
-                    **rest,
+                    "has_reversed": has_reversed,
+                    "is_on_gpu": is_on_gpu,
                 },
             )
 

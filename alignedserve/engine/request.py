@@ -104,11 +104,6 @@ class Layout:
     # Its blocks hold the inputs of each layer in place of K and V.
     keeps_inputs: bool = False
 
-    @property
-    def holds_kv(self) -> bool:
-        """Whether its blocks hold K and V, which prompts with the same prefix can share."""
-        return not self.keeps_inputs
-
 
 PLAIN = Layout()
 

@@ -78,7 +78,7 @@ class Prompts:
     def start(self, work: Work, layout: Layout = PLAIN) -> Request:
         """Starts the prompt and returns the engine's request."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=layout.holds_kv)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not layout.keeps_inputs)
         matcher = self._matchers.pop(key, None)
         request = adopt(self._engine, work, matcher, prefix.num_shared, layout)
         self._computing.add(key)

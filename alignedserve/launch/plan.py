@@ -94,10 +94,10 @@ def check(settings: Settings, model: Location) -> None:
         # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
     check_link(settings.router.link)
+    check_model(settings.engine, model.config)
     has_profile = settings.launch.cost_profile != NO_PROFILE
     check_policy(make_policy(settings.scheduling), settings.engine, has_profile)
     _check_island_gateways(settings)
-    check_model(settings.engine, model.config)
     check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
-from alignedserve.engine.choices import block_format, choose_layer_groups
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import HttpConfig, KeyConfig
 from alignedserve.gateway.limits.limits import CallLimits, SloConfig
@@ -57,9 +56,14 @@ class Settings:
         return self.http.served_model_name or self.engine.model
 
     def block_format(self, model_config: ModelConfig, dtype: str) -> BlockFormat:
+        # This imports numpy and tokenizers, which `serve --help` does not need.
+        from alignedserve.engine.choices import block_format
+
         return block_format(self.engine, model_config, dtype, self.scheduling.share_blocks)
 
     def layer_groups(self, model_config: ModelConfig) -> LayerGroups:
+        from alignedserve.engine.choices import choose_layer_groups
+
         return choose_layer_groups(self.engine, model_config, self.scheduling.share_blocks)
 
     def check_roles(self, roles: Mapping[str, int], found: str) -> None:

@@ -97,8 +97,7 @@ class CudaModel(CompiledModel):
     @torch.inference_mode()
     def forward(self) -> torch.Tensor:
         step = self._step
-        # Graphs are captured without adapters.
-        graph = None if step.has_adapters else self._graphs.get(step.shape)
+        graph = None if step.is_special else self._graphs.get(step.shape)
         self._is_captured = graph is not None
         fetches_inputs = graph is not None and step.shape.is_decode
         if not fetches_inputs:

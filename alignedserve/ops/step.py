@@ -159,6 +159,11 @@ class StepInputs:
         """Whether any sequence of this step keeps its inputs."""
         return self.kept_inputs is not None and self.kept_inputs.num_seqs > 0
 
+    @property
+    def is_special(self) -> bool:
+        """Whether this step can't be one that was captured: those have neither adapters nor kept inputs."""
+        return self.keeps_inputs or self.has_adapters
+
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
         """Returns [num_seqs, num_groups, num_columns] to be filled in. Its contents are undefined."""
         self._num_filled = num_columns
@@ -189,9 +194,7 @@ class StepInputs:
         own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
         if self.kept_inputs is not None:
             self.kept_inputs.commit(num_tokens, num_seqs)
-        # Steps with adapters are not captured.
-        is_special = self.keeps_inputs or self.has_adapters
-        self._fill_up(own, own if is_special else self.ladder.rung(own))
+        self._fill_up(own, own if self.is_special else self.ladder.rung(own))
         if self.shared_plans is not None:
             self.shared_plans.fill(self, own.num_decodes)
 

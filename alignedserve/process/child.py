@@ -81,6 +81,8 @@ class Starter:
 
     async def take(self) -> asyncio.subprocess.Process:
         """Returns a child that has answered its greeting. It then belongs to the caller. Raises NotStarted."""
+        if self._is_closed:
+            raise NotStarted(0)
         found, self._spare = self._spare, None
         if found is not None and _is_over(found):
             self._untaken.discard(found)

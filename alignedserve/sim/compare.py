@@ -165,7 +165,7 @@ class Comparison:
         config, block_size = self._config, self._engine.block_size
         router = replace(self._router, link=config.link, change_roles=setting.change_roles)
         scheduling = replace(self._scheduling, policy=setting.policy)
-        check_policy(make_policy(scheduling), self._engine)
+        check_policy(make_policy(scheduling), self._engine, has_profile=True)
         if self._engine.hidden_cache and not setting.num_colocated:
             raise ValueError("hidden_cache: needs colocated_instances")
         most_tokens = self._most_tokens(setting)

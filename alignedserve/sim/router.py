@@ -31,6 +31,7 @@ class RouterShell:
         self.observers: list[Observer] = []
         # Opens the file of a life's event log; None: there is none.
         self.open_log: Callable[[Epoch], BinaryIO] | None = None
+        self._roles: dict[InstanceId, str] = {}
         self._world = world
         self._config = config
         self._scheduling = scheduling
@@ -43,9 +44,10 @@ class RouterShell:
             raise RuntimeError("the router is started, but is already up")
         config, scheduling = self._config, self._scheduling
         self.core = Router(config, epoch, scheduling)
-        roles = {name: process.role for name, process in self._world.processes.items()}
+        # Those of the plan: an instance that takes another one is still expected in its first.
+        self._roles = {name: each.role for name, each in self._world.processes.items()} | self._roles
         log = EventLog(self.open_log(epoch), config, epoch, scheduling) if self.open_log else None
-        server = RouterServer(self.core, epoch, token, roles, log, gateways, host)
+        server = RouterServer(self.core, epoch, token, self._roles, log, gateways, host)
         server.observers = self.observers
         return server
 

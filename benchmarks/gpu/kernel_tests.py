@@ -21,6 +21,7 @@ TESTS = (
     "tests/transport/test_gpu.py",
     "tests/ops/test_cuda_model.py",
     "tests/ops/test_cuda_linear.py",
+    "tests/ops/test_triton_inputs.py",
 )
 # One compiles for Hopper without a GPU; neither needs this GPU.
 LEFT_OUT = ("tests/kernels/triton/test_offline.py", "tests/kernels/triton/test_interpreter.py")

@@ -16,7 +16,8 @@ FEATURES = {
     "shared ends": r"share_blocks|shared_ends|SharedEnds|Shared_?End|(^|_)(lend|lends|lender|lenders|lent)(_|$)"
     r"|borrow|(is|has)_reversed",
     "kept inputs": r"(keep|keeps|kept)_?inputs|hidden_cache|is_inputs|(num|max)_restored|restored_token",
-    "role change": r"changes?_role|take_?role|role_?change|roles_that_change|may_become",
+    "role change": r"changes?_role|take_?role|role_?change|roles_that_change|first_role|changing_?(role|process|actor)"
+    r"|SimChanging",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

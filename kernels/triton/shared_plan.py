@@ -114,7 +114,8 @@ class SharedPlan:
         self._row_of_seq[:] = (0, -1, 0, 0)
 
     def fill(self, step: Step) -> None:
-        """Makes the plan of a step, from its buffers on the host."""
+        """Makes the plan of a step from its buffers on the host. They are contiguous int32, and the blocks of sequence
+        s begin at s * block_table_stride."""
         num_tasks = library().shared_tasks(ctypes.byref(step), ctypes.byref(self._limits), *self._pointers)
         self._row_of_seq[step.num_seqs :] = (0, -1, 0, 0)
         self._fill(num_tasks)

@@ -45,8 +45,8 @@ class EngineSettings(Protocol):
     def hidden_cache(self) -> bool: ...
 
 
-def check_policy(policy: Policy, engine: EngineSettings, has_profile: bool = True) -> None:
-    """Raises ValueError unless the policy, and a profile if there is one, suffice for the engine's settings."""
+def check_policy(policy: Policy, engine: EngineSettings, has_profile: bool) -> None:
+    """Raises ValueError unless the policy suits the engine's settings, and there is a profile where they need one."""
     if engine.hidden_cache and not policy.keeps_inputs:
         known = ", ".join(each.name for each in POLICIES.values() if each.keeps_inputs)
         raise ValueError(f"hidden_cache: policy {policy.name} can't keep inputs; these can: {known}")
