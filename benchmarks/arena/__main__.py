@@ -112,7 +112,7 @@ def _args() -> Namespace:
         args.policy = list(dict.fromkeys([*args.policy, *BASELINES]))
     try:
         args.found = found_traces(args.traces) if args.traces else ()
-        args.values = wanted_regime(args.given, args.found)
+        args.values = wanted_regime(args.given, args.found, may_be_given=True)
         args.numbers = _numbers(args)
     except ValueError as error:
         parser.error(str(error))

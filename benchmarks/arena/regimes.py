@@ -122,12 +122,15 @@ def value_of(drawn: Drawn, dimension: str) -> str:
     return as_text(getattr(drawn, dimension))
 
 
-def wanted_regime(words: Sequence[str], traces: Sequence[Path] = ()) -> dict[str, str]:
-    """Parses words like `objectives=tight`. Raises ValueError for values that do not exist."""
+def wanted_regime(
+    words: Sequence[str], traces: Sequence[Path] = (), may_be_given: bool = False
+) -> dict[str, str]:
+    """Parses words like `objectives=tight`. Raises ValueError for values that do not exist. `may_be_given`: those that
+    no number draws exist as well."""
     wanted = {}
     for word in words:
         dimension, _, value = word.partition("=")
-        known = values_of(dimension, traces)
+        known = [*values_of(dimension, traces), *(ONLY_GIVEN.get(dimension, ()) if may_be_given else ())]
         if value not in known:
             raise ValueError(f"regime: {dimension}={value!r}: must be one of {', '.join(known)}")
         wanted[dimension] = value

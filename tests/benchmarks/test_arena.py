@@ -269,6 +269,8 @@ def test_a_number_or_a_regime_without_scenarios_is_told() -> None:
         (["--regime", "objectives=soft"], "must be one of none, loose, tight, mixed, infeasible"),
         (["--policy", "fcfs"], "--policy: must name aligned"),
         (["--given", "load=0.55"], "load='0.55': must be one of"),
+        (["--regime", "pool=tiny"], "pool='tiny': must be one of roomy, small"),
+        (["--given", "pool=tiny", "load=0.55"], "load='0.55': must be one of"),
         (["--given", "bursts=even"], "given: bursts='even': only load, objectives"),
         (["--curve", "-1"], "number=-1: scenarios have numbers from 0 on"),
         (["--traces", "nowhere"], "traces='nowhere': there is no trace in .csv or .jsonl"),
