@@ -129,8 +129,8 @@ def test_beside_best_effort_a_lost_request_goes_after_those_in_time_as_well() ->
     script.reserve(20, [*range(200, 215)])
     script.first_token(20)
     script.saved(20)
-    for key in (21, 22):
-        pooled(script, key, "be")
+    for small in (21, 22):
+        pooled(script, small, "be")
     script.chosen()
     pooled(script, 10, "rt")
     script.take()
