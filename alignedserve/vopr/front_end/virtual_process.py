@@ -66,8 +66,6 @@ class VirtualProcess:
     def bury(self) -> None:
         """Lets the tasks end at the end of a run. A task with a step that never runs could not even be cancelled."""
         held, self._held = self._held or [], None
-        # An event loop handles what has arrived before its timers.
-        held.sort(key=lambda each: isinstance(each, asyncio.TimerHandle))
         self._loop.run_late(held)
 
     def kill(self) -> None:
