@@ -14,6 +14,7 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ def parser_of(
 ) -> ArgumentParser:
     """Returns a parser with the module's docstring. `rounds`: the default of `--rounds`. `out`: what `--out` names.
     tests/test_docs.py takes the keywords of a call for the options that it adds."""
+    _begun()
     # As argparse itself has it from Python 3.14 on.
     program = shlex.join(["python", *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]])
     parser = ArgumentParser(program, description=doc, formatter_class=RawDescriptionHelpFormatter)
@@ -57,10 +59,11 @@ def exit_on_sigterm() -> None:
 
 def facts(hidden: Mapping[Path | str | None, str] | None = None) -> dict[str, Any]:
     """Returns where results come from. `hidden`: paths in the command, and what to write in place of them."""
+    begun_s, commit = _begun()
     return {
         "command": command(hidden or {}),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit_of(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun_s)),
+        "commit": commit,
         "python": platform.python_version(),
         "processor": cpu_name(),
         "num_cpus": os.cpu_count(),
@@ -69,16 +72,25 @@ def facts(hidden: Mapping[Path | str | None, str] | None = None) -> dict[str, An
 
 def command(hidden: Mapping[Path | str | None, str]) -> str:
     """Returns the command line of this process."""
-    names = {str(path): name for path, name in hidden.items()}
-    return shlex.join(["python", *(names.get(word, word) for word in sys.orig_argv[1:])])
+    words = sys.orig_argv[1:]
+    for path, name in hidden.items():
+        words = [word.replace(str(path), name) for word in words] if path else words
+    return shlex.join(["python", *words])
+
+
+@cache
+def _begun() -> tuple[float, str | None]:
+    """Returns when the benchmark began, and the commit at that time."""
+    return time.time(), commit_of()
 
 
 def commit_of(root: Path = ROOT) -> str | None:
     """Returns None if this is not a git checkout."""
-    done = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"], capture_output=True, text=True
-    )
-    return done.stdout.strip() or None
+    words = ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
 
 
 def cpu_name() -> str:

@@ -408,6 +408,20 @@ def test_a_small_lost_request_waits_for_as_many_others() -> None:
     assert turns.in_order([other, small], 0.0)[0] is small
 
 
+def test_others_count_only_while_a_lost_request_waits() -> None:
+    lost, other = (RequestState(request(key), GATEWAY, Phase.POOLED, 0.0) for key in (1, 2))
+    lost.deadlines, other.deadlines = Deadlines(True, -20.0, 0.1), Deadlines(True, 10.0, 0.1)
+    turns = LostTurns()
+    for _ in range(3 * OTHERS_PER_LOST):
+        assert [*turns.in_order([other], 0.0)] == [other]
+        turns.took(other)
+    turns.in_order([other], 0.0)
+    for _ in range(OTHERS_PER_LOST):
+        assert turns.in_order([other, lost], 0.0)[0] is other
+        turns.took(other)
+    assert turns.in_order([other, lost], 0.0)[0] is lost
+
+
 def test_of_many_that_fit_nowhere_few_are_tried_but_smaller_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(connect=False)
     for name in (POOL, PREFILL, GATEWAY):

@@ -137,8 +137,6 @@ class Front:
             CountsAddUp(island).check()
             if router.core:
                 self.wanted.check(router.core.state.requests)
-                for state in router.core.state.requests:
-                    state.check()
 
     def check_idle(self) -> None:
         """Checks what holds when no client waits, everything is up, and all messages and copies have arrived."""

@@ -86,18 +86,23 @@ def assign(island: Island) -> list[Assign]:
     return routing.assign_in_order(_in_order(island.decode_queue, island), views)
 
 
-def offer_one_each(island: Island, near_share: float) -> Iterator[Assign]:
+def offer_one_each(island: Island, config: SchedulingConfig) -> Iterator[Assign]:
     """Offers a BE request to each instance that has none waiting, so that BE gets its share while RT is late. A batch
     would take RT that is lost first, and so make others late. A large one would block BE there, so it goes where it
-    fits, or last."""
+    fits, or last, or when it has waited long."""
     queue = island.decode_queue
     views = [view for view in island.cluster.decodes if not view.be_promised]
     if not views or len(queue) == len(queue.real_time):
         return
     waiting = [*islice(_in_order((request for request in queue if not request.is_rt), island), MAX_LOOKED_AT)]
+    long_s = HELD_BACK * routing.patience_s(island, config.starvation_s)
     for view in sorted(views, key=lambda view: (view.num_available_slots <= 0, -view.num_available_blocks)):
-        most = max(near_share * view.num_blocks, view.num_available_blocks)
-        fitting = (request for request in waiting if view.blocks_to_run(request) <= most)
+        most = max(config.near_share * view.num_blocks, view.num_available_blocks)
+        fitting = (
+            request
+            for request in waiting
+            if view.blocks_to_run(request) <= most or request.since_s + long_s <= island.now
+        )
         if chosen := next(fitting, None) or min(waiting, key=lambda each: each.num_blocks, default=None):
             waiting.remove(chosen)
             yield Assign(view.instance_id, [chosen])

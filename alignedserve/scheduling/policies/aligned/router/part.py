@@ -69,6 +69,8 @@ class AlignedRouter(RouterPart):
         # See `_keep_for_return`.
         self._kept: InstanceId | None = None
         self._turns = LostTurns()
+        # Whether no batches are formed, because some RT is late.
+        self._is_late = False
         self._likeness = batches.Likeness()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
@@ -214,23 +216,26 @@ class AlignedRouter(RouterPart):
         """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
-        # An instance may be kept for a lost request of which it is the turn.
-        if waits_in_time(island) or (self._turns.next and island.decode_queue.real_time):
+        if waits_in_time(island):
             return None
-        for _ in self._turns.note(assigns := _assign_fast_path([request], views)):
-            pass
-        chosen = {each.decode for each in assigns}
+        # An instance may be kept for a lost request of which it is the turn.
+        lost = self._turns.next if self._is_late and island.decode_queue.real_time else None
+        assigns = _assign_fast_path([lost, request] if lost else [request], views, lost)
+        chosen = [each.decode for each in assigns if request in each.requests]
+        if chosen and island.decode_queue.real_time:
+            self._turns.took(request)
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
+        self._is_late = False
         if not len(island.decode_queue):
             return
         when = _judged_at(island)
-        is_late = not island.cluster.is_colocated and _is_any_late(island, when)
-        if (island.num_be or is_late) and island.decode_queue.real_time:
+        self._is_late = not island.cluster.is_colocated and _is_any_late(island, when)
+        if (island.num_be or self._is_late) and island.decode_queue.real_time:
             yield from self._turns.note(self._fast_path(island, when))
-        if is_late:
-            yield from batches.offer_one_each(island, self.config.near_share)
+        if self._is_late:
+            yield from batches.offer_one_each(island, self.config)
         elif island.cluster.is_colocated:
             # Only evicted requests wait here. Prompts run beside decodes, so batches of similar length gain nothing.
             in_order = _in_order_of_return(island, self._turns)
@@ -246,7 +251,8 @@ class AlignedRouter(RouterPart):
         if not any(view.num_slots_for_rt > 0 for view in views):
             return []
         waiting = self._turns.in_order(island.decode_queue.soonest(MAX_FAST, when), when)
-        assigns = _assign_fast_path(waiting, views, self._turns.next)
+        # Batches would take the room of an instance that is kept.
+        assigns = _assign_fast_path(waiting, views, self._turns.next if self._is_late else None)
         # Without BE, all are staged like any others.
         return assigns if island.num_be else [replace(each, is_urgent=False) for each in assigns]
 
@@ -287,6 +293,11 @@ class LostTurns:
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
         """Returns the requests. If it is the turn of lost ones, the first of them goes first."""
         self._first = next((each for each in requests if is_lost(each, now)), None)
+        # Others count while one waits for its turn.
+        self._num_others = min(self._num_others, OTHERS_PER_LOST) if self._first else 0
+        self._num_tokens = (
+            min(self._num_tokens, OTHERS_PER_LOST * self._first.num_tokens) if self._first else 0
+        )
         if self.next is None:
             return requests
         return sorted(requests, key=lambda each: each is not self._first)
@@ -295,12 +306,15 @@ class LostTurns:
         """Yields what is assigned, and counts its real-time requests and their tokens."""
         for assign in assigns:
             for request in assign.requests:
-                if request is self._first:
-                    self._num_others = self._num_tokens = 0
-                elif request.is_rt:
-                    self._num_others += 1
-                    self._num_tokens += request.num_tokens
+                self.took(request)
             yield assign
+
+    def took(self, request: RoutedRequest) -> None:
+        if request is self._first:
+            self._num_others = self._num_tokens = 0
+        elif request.is_rt:
+            self._num_others += 1
+            self._num_tokens += request.num_tokens
 
 
 def _judged_at(island: Island) -> float:
