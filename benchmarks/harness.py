@@ -72,10 +72,13 @@ def facts(hidden: Mapping[Path | str | None, str] | None = None) -> dict[str, An
 
 def command(hidden: Mapping[Path | str | None, str]) -> str:
     """Returns the command line of this process."""
-    words = sys.orig_argv[1:]
-    for path, name in hidden.items():
-        words = [word.replace(str(path), name) for word in words] if path else words
-    return shlex.join(["python", *words])
+    names = {str(path): name for path, name in hidden.items() if path}
+
+    def shown(word: str) -> str:
+        option, equals, value = word.partition("=")
+        return option + equals + names.get(value, value) if equals else names.get(word, word)
+
+    return shlex.join(["python", *map(shown, sys.orig_argv[1:])])
 
 
 @cache

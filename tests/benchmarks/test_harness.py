@@ -50,6 +50,13 @@ def test_facts_name_the_command_without_paths_of_this_machine(monkeypatch: pytes
     assert found.keys() == {"command", "date", "commit", "python", "processor", "num_cpus"}
 
 
+def test_a_hidden_path_is_a_whole_word_or_an_options_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["python", "-m", "benchmarks.one", "--before", ".", "--after=.", "--rounds=0.5", "--out", "./a.b"]
+    monkeypatch.setattr("sys.orig_argv", words)
+    command = harness.facts({Path("."): "CHECKOUT"})["command"]
+    assert command == ("python -m benchmarks.one --before CHECKOUT --after=CHECKOUT --rounds=0.5 --out ./a.b")
+
+
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     assert harness.commit_of(tmp_path) is None
