@@ -21,7 +21,9 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.cluster import NUM_AVERAGED
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.views import DecodeView
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign
+from alignedserve.scheduling.policies.aligned.router.batches import offer_one_each
 from alignedserve.scheduling.policies.aligned.router.part import (
     MAX_UNFIT,
     OTHERS_PER_LOST,
@@ -451,6 +453,33 @@ def test_of_many_that_fit_nowhere_few_are_tried_but_smaller_ones_go(monkeypatch:
     script.decode(num_free_blocks=0, num_running=2)
     tried.clear()
     assert not _assign_fast_path(waiting(300), views) and not tried
+
+
+def test_large_best_effort_that_has_waited_long_holds_up_one_instance_at_a_time() -> None:
+    script = Script(connect=False)
+    for name in (POOL, PREFILL, GATEWAY):
+        script.connect(name, num_blocks=1000)
+    for key in (1, 2, 3):
+        script.pooled(key, tier="be")
+        state = script.state(key)
+        state.blocks = pool_blocks(*range(50 if key < 3 else 2))
+    script.tick(1000.0)
+    for name in ("decode-0", "decode-1"):
+        script.connect(name, num_blocks=100)
+        script.say(name, decode_report(num_free_blocks=40, num_running=2))
+    island, config = script.router.state.island, SchedulingConfig()
+
+    def offers() -> list[tuple[str, list[int]]]:
+        found = offer_one_each(island, config)
+        return [(each.decode, [int(one.key) for one in each.requests]) for each in found]
+
+    assert offers() == [("decode-0", [1]), ("decode-1", [3])], "not both of the large ones"
+    first = island.cluster.decodes[0]
+    first.be_promised[RequestKey(1)] = first.near[RequestKey(1)] = 51
+    script.router.state.decode_queue.discard(script.state(1))
+    assert offers() == [("decode-1", [3])], "one waits there for room"
+    script.say("decode-0", decode_report(num_free_blocks=60, num_running=1))
+    assert offers() == [("decode-1", [2])], "it has room now"
 
 
 def test_those_without_an_objective_hide_none_that_is_late() -> None:

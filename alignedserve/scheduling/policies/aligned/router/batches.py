@@ -89,11 +89,12 @@ def assign(island: Island) -> list[Assign]:
 def offer_one_each(island: Island, config: SchedulingConfig) -> Iterator[Assign]:
     """Offers a BE request to each instance that has none waiting, so that BE gets its share while RT is late. A batch
     would take RT that is lost first, and so make others late. A large one would block BE there, so it goes where it
-    fits, or last, or when it has waited long."""
-    queue = island.decode_queue
-    views = [view for view in island.cluster.decodes if not view.be_promised]
+    fits, or last, or when it has waited long, and then to one instance at a time."""
+    queue, decodes = island.decode_queue, island.cluster.decodes
+    views = [view for view in decodes if not view.be_promised]
     if not views or len(queue) == len(queue.real_time):
         return
+    is_blocked = any(view.be_promised and view.num_available_blocks < 0 for view in decodes)
     waiting = [*islice(_in_order((request for request in queue if not request.is_rt), island), MAX_LOOKED_AT)]
     long_s = HELD_BACK * routing.patience_s(island, config.starvation_s)
     for view in sorted(views, key=lambda view: (view.num_available_slots <= 0, -view.num_available_blocks)):
@@ -101,9 +102,11 @@ def offer_one_each(island: Island, config: SchedulingConfig) -> Iterator[Assign]
         fitting = (
             request
             for request in waiting
-            if view.blocks_to_run(request) <= most or request.since_s + long_s <= island.now
+            if view.blocks_to_run(request) <= most
+            or (not is_blocked and request.since_s + long_s <= island.now)
         )
         if chosen := next(fitting, None) or min(waiting, key=lambda each: each.num_blocks, default=None):
+            is_blocked |= view.blocks_to_run(chosen) > most
             waiting.remove(chosen)
             yield Assign(view.instance_id, [chosen])
 
