@@ -85,7 +85,13 @@ def test_operators_keys_change_with_their_own_file(tmp_path: Path) -> None:
         (b"", "holds no key"),
         (b"# no key\n\n", "holds no key"),
         (b"first\nhidden\xff\n", "can't be read"),
-        (b"first\nhidd\x07en\n", "line 2: a key must be of printable ASCII letters"),
+        (b"first\nhidd\xc3\xa9n\n", "line 2: a key must be of printable ASCII letters"),
+        *(
+            (f"first\n# hidden:{control}hidden\n".encode(), "line 2: contains a control character")
+            for control in "\0\r\v\f\x1b\x1c\x1d\x1e\x85\u2028\u2029"
+        ),
+        (b"first\nhidd", "line 2: has no line end, so the file may be cut short"),
+        (b"first\n# hidden\n ", "line 3: has no line end"),
         (b"first\n\nhidden a b\n", "line 3: after a key there may be the name of its group"),
         (b"hidden a\nhidden b\n", "line 2: a key is in two groups"),
         (None, "can't be read"),
@@ -168,10 +174,10 @@ def test_a_file_of_the_same_size_and_times_is_another(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
-    """Its last key is cut short, and is a key all the same."""
+    """A file may also be cut at the end of a line."""
     watched = Watched(tmp_path / "keys", "first\nsecond\n")
     watched.look()
-    watched.file.write_text("third\nsec")
+    watched.file.write_text("third\n")
     watched.look_once()
     watched.file.write_text("third\nsecond\n")
     watched.look_once()

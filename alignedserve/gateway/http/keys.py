@@ -1,15 +1,15 @@
-"""API keys. Only their hashes are stored, and they are compared in constant time. What a request creates belongs to its
-key, or to the key's group. An operator's key may also read the counts of all clients, and change the server for all
-(access.py)."""
+"""API keys. Only their digests are stored, and looked up: how long that takes depends on no key. What a request creates
+belongs to its key, or to the key's group. An operator's key may also read the counts of all clients, and change the
+server for all (access.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
@@ -24,6 +24,8 @@ ANYONE = ""
 # Why no key is accepted while the list may be out of date.
 EXPIRED = "the API keys may have changed: the launcher, which reads their file, can't be reached"
 
+# Unicode's categories of control characters, and of separators of lines and paragraphs.
+_CONTROLS = ("Cc", "Zl", "Zp")
 # The name of a group, which is part of names in the store.
 _GROUP = re.compile(r"[!-~]{1,64}")
 
@@ -85,10 +87,7 @@ class Keys:
         if self.are_expired:
             return None
         scheme, _, key = (authorization or "").partition(" ")
-        given = digest_of(key.strip())
-        # All keys are compared, regardless of matches, so that the time reveals nothing.
-        fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
-        return fits[0] if fits and scheme.lower() == "bearer" else None
+        return self._owners.get(digest_of(key.strip())) if scheme.lower() == "bearer" else None
 
 
 def owner_of(http: Request) -> str:
@@ -182,12 +181,20 @@ def _contents(place: str, path: str) -> bytes:
 def _lines(place: str, contents: bytes) -> list[tuple[str, str, str | None]]:
     """Returns where each key of a file stands, the key and its group. Raises ValueError."""
     try:
-        lines = [line.strip() for line in contents.decode().splitlines()]
+        text = contents.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{place}: can't be read: {error}") from error
+    # `splitlines` would also split at control characters, where a comment could end and a key begin.
+    *lines, rest = text.replace("\r\n", "\n").split("\n")
+    if rest:
+        # A key that is cut short would be a key.
+        raise ValueError(f"{place}, line {len(lines) + 1}: has no line end, so the file may be cut short")
+    for number, line in enumerate(lines, 1):
+        if any(unicodedata.category(letter) in _CONTROLS for letter in line if letter != "\t"):
+            raise ValueError(f"{place}, line {number}: contains a control character")
     words = {
         number: line.split(None, 1)
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(map(str.strip, lines), 1)
         if line and not line.startswith("#")
     }
     if not words:
