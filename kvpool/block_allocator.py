@@ -9,7 +9,8 @@ A reservation that is not committed in time falls back to the last commit, as a 
 
 `BlockTree` has the blocks that requests list, and those that are kept because their content is known. When room is
 needed, spare requests and kept blocks go in the order in which they were last used, and of the blocks last used
-together those at the ends of prompts go first. What is promised to the next turns of chats goes last.
+together those at the ends of prompts go first. Of several owners, the one with most kept blocks loses them first: no
+key's prompts push out all of another's. What is promised to the next turns of chats goes last.
 """
 
 from __future__ import annotations
@@ -121,11 +122,12 @@ class BlockAllocator:
         deadline_s: float,
         hashes: Sequence[bytes] = (),
         is_optional: bool = False,
+        owner: str = "",
     ) -> Grant | None:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
         room. Safe to repeat. `hashes` are those of its first blocks. If it has no blocks yet, it gets the blocks that
         are known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns
-        what they are promised."""
+        what they are promised. `owner`: of the request."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, num_found = self._allocations.get(key), 0
@@ -142,7 +144,7 @@ class BlockAllocator:
         if allocation is None:
             tail = self._tree.take(tail, num_found)
             dropped = self._make_room(num_missing, needs_row=True, drops_spares=not is_optional)
-            allocation = self._begin(key, tail, num_found, hashes)
+            allocation = self._begin(key, tail, num_found, hashes, owner)
         else:
             if allocation.is_new:
                 # A new router says what an earlier one has reserved it for, and its tokens may differ.
@@ -155,10 +157,15 @@ class BlockAllocator:
         return Grant(allocation.blocks, dropped, allocation.num_tokens, num_found * self._block_size)
 
     def find(
-        self, key: RequestKey, num_tokens: int, deadline_s: float, hashes: Sequence[bytes] = ()
+        self,
+        key: RequestKey,
+        num_tokens: int,
+        deadline_s: float,
+        hashes: Sequence[bytes] = (),
+        owner: str = "",
     ) -> Grant:
         """Reserves only the blocks that the request has, or that are known by these hashes if it has none. Nothing is
-        dropped for it. `num_tokens`, `hashes`: see `reserve`."""
+        dropped for it. `num_tokens`, `hashes`, `owner`: see `reserve`."""
         allocation, num_found = self._allocations.get(key), 0
         if allocation:
             if allocation.is_new:
@@ -169,7 +176,7 @@ class BlockAllocator:
             if not (num_found and self._free_rows):
                 return Grant([], [])
             tail = self._tree.take(tail, num_found)
-            allocation = self._begin(key, tail, num_found, hashes)
+            allocation = self._begin(key, tail, num_found, hashes, owner)
             self._table.point(allocation.row, num_found, tail.blocks[-1] if tail else None)
         allocation.deadline_s = deadline_s
         return Grant(allocation.blocks, [], allocation.num_tokens, num_found * self._block_size)
@@ -323,10 +330,10 @@ class BlockAllocator:
     # ---- each of these leaves allocator and table in step ----
 
     def _begin(
-        self, key: RequestKey, tail: Run | None, num_found: int, hashes: Sequence[bytes]
+        self, key: RequestKey, tail: Run | None, num_found: int, hashes: Sequence[bytes], owner: str
     ) -> Allocation:
         num_tokens, row = num_found * self._block_size, self._free_rows.pop()
-        allocation = Allocation(key, num_tokens, AllocationState.RESERVED, row, tail)
+        allocation = Allocation(key, num_tokens, AllocationState.RESERVED, row, tail, owner)
         allocation.hashes, allocation.num_published, allocation.is_new = hashes, num_found, True
         self._table.begin(row, key, num_tokens, allocation.state, is_new=True)
         self._allocations[key] = self._in_state[allocation.state][key] = allocation
@@ -346,7 +353,7 @@ class BlockAllocator:
         added = free[-count:][::-1]
         del free[-count:]
         self._table.extend(allocation.row, allocation.num_blocks, tail.blocks[-1] if tail else None, added)
-        allocation.tail = self._tree.extend(tail, added)
+        allocation.tail = self._tree.extend(tail, added, allocation.owner)
 
     def _shrink(self, allocation: Allocation, num_kept: int, last_used: int) -> None:
         tail = self._tree.leave(allocation.tail, num_kept, allocation.is_spare, last_used)

@@ -3,6 +3,10 @@
 Counts belong to runs, so an event takes time for runs, not for blocks. A run is split where a request ends or continues
 differently.
 
+Where kept blocks have several owners, those of the owner with most of them go first. Blocks that follow each other have
+one owner, because hashes are salted with it. Owners are not in the table: the owner of blocks that an earlier process
+has left is unknown, and they go by age alone.
+
 A block becomes known only if the block before it in the request is known, so known blocks form trees as well. Any
 number of requests may list a known block. Known blocks that no request lists are kept until their room is needed.
 """
@@ -43,10 +47,13 @@ class BlockTree:
         self._table = table
         # Known runs by the hash of their first block.
         self._known: dict[bytes, Run] = {}
-        # The numbers of blocks that requests other than spares list, that several requests list, and that are kept.
-        self.num_needed = self.num_shared = self.num_kept = 0
-        # Kept runs in the order in which they go: the one last used first, and the deepest of those last used together.
-        self._kept: list[_Entry] = []
+        # The numbers of blocks that requests other than spares list, and that several requests list.
+        self.num_needed = self.num_shared = 0
+        # The numbers of kept blocks by owner.
+        self._num_kept_by: Counter[str] = Counter()
+        # The kept runs of each owner in the order in which they go: the one last used first, and the deepest of those
+        # last used together.
+        self._kept: dict[str, list[_Entry]] = {}
         self._num_entries = 0
         # Kept blocks that are promised.
         self.num_promised = 0
@@ -62,13 +69,17 @@ class BlockTree:
             run.hashes = [found.known[block] for block in run.blocks if block in found.known]
             if run.hashes:
                 self._known[run.hashes[0]] = run
-            self.num_kept += len(run.blocks)
+            self._num_kept_by[run.owner] += len(run.blocks)
         for allocation, end in found.allocations:
             allocation.tail = runs[end]
             self._list(allocation.tail, allocation.is_spare)
         for run in runs.values():
             if not run.is_listed:
                 self._keep(run)
+
+    @property
+    def num_kept(self) -> int:
+        return self._num_kept_by.total()
 
     @property
     def knows_content(self) -> bool:
@@ -117,8 +128,8 @@ class BlockTree:
         self._list(tail, is_spare=False)
         return tail
 
-    def extend(self, tail: Run | None, added: Sequence[PoolBlockId]) -> Run:
-        """Gives blocks that nothing uses to a request that is no spare. Returns its last run."""
+    def extend(self, tail: Run | None, added: Sequence[PoolBlockId], owner: str) -> Run:
+        """Gives blocks that nothing uses to a request of `owner` that is no spare. Returns its last run."""
         self.num_needed += len(added)
         is_own = tail and tail.num_needed + tail.num_spares == 1 and not tail.num_next
         if tail and is_own and not tail.promised_until:
@@ -126,7 +137,7 @@ class BlockTree:
             return tail
         if tail:
             tail.num_next += 1
-        return Run(tail, tail.end if tail else 0, [*added], [], 1)
+        return Run(tail, tail.end if tail else 0, [*added], num_needed=1, owner=tail.owner if tail else owner)
 
     def change(self, tail: Run | None, is_spare: bool) -> None:
         """Counts a request as a spare from now on, or as one no longer."""
@@ -166,7 +177,7 @@ class BlockTree:
             if num_before == 1:
                 self.num_shared += size
             elif not num_before:
-                self.num_kept -= size
+                self._num_kept_by[tail.owner] -= size
                 self.num_promised -= size if tail.promised_until else 0
             tail = tail.parent
 
@@ -181,7 +192,7 @@ class BlockTree:
         if num_owners == 1:
             self.num_shared -= size
         elif not num_owners:
-            self.num_kept += size
+            self._num_kept_by[run.owner] += size
             self.num_promised += size if run.promised_until else 0
 
     def _split(self, run: Run, num_before: int) -> Run:
@@ -198,6 +209,7 @@ class BlockTree:
             1,
             run.last_used,
             run.promised_until,
+            run.promised_to,
             run.owner,
         )
         run.parent, run.first = upper, num_before
@@ -253,11 +265,19 @@ class BlockTree:
 
     @property
     def oldest_kept(self) -> Run | None:
-        """The kept blocks that go first, from its end on. None: none are kept."""
-        while self._kept:
-            if _is_valid(self._kept[0]):
-                return self._kept[0][-1]
-            heappop(self._kept)
+        """The kept blocks that go first, from its end on. None: none are kept. Promised ones don't go."""
+        oldest = {owner: run for owner in [*self._kept] if (run := self._oldest_of(owner))}
+        unknown = oldest.pop("", None)
+        most = max(oldest.values(), key=lambda run: self._num_kept_by[run.owner], default=None)
+        return min((each for each in (unknown, most) if each), key=lambda run: run.last_used, default=None)
+
+    def _oldest_of(self, owner: str) -> Run | None:
+        entries = self._kept[owner]
+        while entries:
+            if _is_valid(entries[0]):
+                return entries[0][-1]
+            heappop(entries)
+        del self._kept[owner]
         return None
 
     def drop_kept(self, at_most: int, until: int) -> None:
@@ -277,7 +297,7 @@ class BlockTree:
         num_known = len(run.hashes)
         taken = run.blocks[: num_known - 1 if num_known else None : -1]
         del run.blocks[num_known:]
-        self.num_kept -= len(taken)
+        self._num_kept_by[run.owner] -= len(taken)
         if run.promised_until:
             self.num_promised -= len(taken)
             self.promises.cut(run, len(taken))
@@ -287,10 +307,11 @@ class BlockTree:
 
     def _keep(self, run: Run) -> None:
         self._num_entries += 1
-        heappush(self._kept, (run.last_used, -run.first, self._num_entries, run))
-        if len(self._kept) > _MAX_ENTRIES + 2 * self.num_kept:
-            self._kept = [*filter(_is_valid, self._kept)]
-            heapify(self._kept)
+        entries = self._kept.setdefault(run.owner, [])
+        heappush(entries, (run.last_used, -run.first, self._num_entries, run))
+        if len(entries) > _MAX_ENTRIES + 2 * self._num_kept_by[run.owner]:
+            entries[:] = filter(_is_valid, entries)
+            heapify(entries)
 
     # ---- promises ----------------------------------------------------------------------------------------------------
 
@@ -335,7 +356,7 @@ class BlockTree:
     def check(self, allocations: Collection[Allocation]) -> None:
         """Raises unless every block is listed, kept or free, and the counts are those of these requests."""
         listed = dict.fromkeys(run for each in allocations for run in path_to(each.tail))
-        kept = dict.fromkeys(run for *_, run in filter(_is_valid, self._kept))
+        kept = dict.fromkeys(run for entries in self._kept.values() for *_, run in filter(_is_valid, entries))
         kept |= dict.fromkeys(run for run in self.promises.runs if not run.is_listed)
         num_listed = sum(len(run.blocks) for run in listed)
         if num_listed + self.num_kept + len(self.free) != self._table.size:
@@ -361,7 +382,7 @@ class BlockTree:
     def _check_promises(self, runs: Iterable[Run]) -> None:
         found, num_promised = Counter[str](), 0
         for run in (each for each in runs if each.promised_until):
-            found[run.owner] += len(run.blocks)
+            found[run.promised_to] += len(run.blocks)
             num_promised += 0 if run.is_listed else len(run.blocks)
             if run.parent and run.parent.promised_until < run.promised_until:
                 raise RuntimeError(f"block {run.blocks[0]} is promised for longer than the block before it")
@@ -386,6 +407,11 @@ class BlockTree:
                     f"block {run.blocks[0]} follows {run.first} blocks, and {run.num_next} runs follow it; "
                     f"{run.parent.end if run.parent else 0} and {following[run]} should"
                 )
+        kept = Counter[str]()
+        for run in (each for each in runs if not each.is_listed):
+            kept[run.owner] += len(run.blocks)
+        if any(run.parent and run.parent.owner != run.owner for run in runs) or kept != self._num_kept_by:
+            raise RuntimeError(f"{self._num_kept_by} blocks are counted as kept; {kept} are")
         sums = (
             sum(len(run.blocks) for run in runs if needed[run]),
             sum(len(run.blocks) for run in runs if needed[run] + spares[run] > 1),

@@ -32,7 +32,7 @@ class NextTurns:
         """Handles a prompt or an answer with the number of tokens that were found. None: there was no room."""
         if reserve.hashes and reserve.awaits:
             # Times are also learned from answers that the pool has no room for.
-            self._times.ended(reserve.hashes, now)
+            self._times.ended(reserve.hashes, reserve.owner, now)
             if num_found is not None:
                 self._saving[reserve.key] = _Answer(reserve, now)
         elif reserve.hashes and reserve.follows and num_found is not None:
@@ -45,7 +45,7 @@ class NextTurns:
             hashes, owner, awaits = answer.reserve.hashes, answer.reserve.owner, answer.reserve.awaits
             until = answer.ended_s + self._times.wait_s(owner, awaits)
             if self._allocator.promise(hashes, owner, until):
-                self._times.promised(hashes[-1], until)
+                self._times.promised(hashes[-1], owner, until)
             else:
                 self._times.outcomes["refused"] += 1
 

@@ -178,9 +178,9 @@ class Pool:
         deadline_s = now + self._config.lapse_s
         wanted = reserve.key, reserve.num_tokens, deadline_s, reserve.hashes
         grant = (
-            self._allocator.find(*wanted)
+            self._allocator.find(*wanted, reserve.owner)
             if reserve.finds_only
-            else self._allocator.reserve(*wanted, reserve.is_optional)
+            else self._allocator.reserve(*wanted, reserve.is_optional, reserve.owner)
         )
         self._next_turns.reserved(reserve, grant and grant.num_found, now)
         if grant is None:

@@ -43,7 +43,7 @@ class PromisedRuns:
     def add(self, run: Run, owner: str, until: float) -> None:
         """Promises the run, or extends its promise."""
         if not run.promised_until:
-            run.owner = owner
+            run.promised_to = owner
             self.num_blocks[owner] += len(run.blocks)
         run.promised_until = until
         self.push(run)
@@ -54,9 +54,9 @@ class PromisedRuns:
 
     def cut(self, run: Run, count: int) -> None:
         """Counts blocks that the run has lost."""
-        self.num_blocks[run.owner] -= count
-        if not self.num_blocks[run.owner]:
-            del self.num_blocks[run.owner]
+        self.num_blocks[run.promised_to] -= count
+        if not self.num_blocks[run.promised_to]:
+            del self.num_blocks[run.promised_to]
 
     @property
     def next(self) -> Run | None:

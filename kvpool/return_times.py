@@ -1,6 +1,9 @@
 """How long after an answer the next turn of its chat comes. An answer that called a tool is followed by the tool's
 result, and any other one by a person.
 
+Everything is remembered by owner, so that no key's calls change what another key is promised. When too much is, the
+owner with most answers loses its oldest one.
+
 Answers are recognised by the hash of their last block, which the next turn's prompt has too. An answer is remembered
 even if the pool has dropped it, because times would otherwise be learned from early turns only. Pure."""
 
@@ -36,13 +39,13 @@ class EndedAnswer:
 
 class ReturnTimes:
     def __init__(self) -> None:
-        # By owner and by what was awaited, so that no key's calls change what another key is promised. Those seen last
-        # come last.
+        # By owner and by what was awaited. Those seen last come last.
         self._waits_s: dict[tuple[str, str], deque[float]] = {}
-        # By the hashes of their last blocks, the first one to end first.
-        self._answers: dict[bytes, EndedAnswer] = {}
-        # When promises end, and the hashes of their answers.
-        self._due: list[tuple[float, bytes]] = []
+        # By owner, and by the hashes of their last blocks; the first one to end first.
+        self._answers: dict[str, dict[bytes, EndedAnswer]] = {}
+        self._num_answers = 0
+        # When promises end, and the owners and hashes of their answers.
+        self._due: list[tuple[float, str, bytes]] = []
         # Promises by what became of them. "kept": the next turn came in time and found all. "broken": it came in time,
         # but running requests had needed the room. "expired": it did not come in time. "refused": a limit was reached.
         self.outcomes: Counter[str] = Counter()
@@ -54,26 +57,29 @@ class ReturnTimes:
             return PRIOR_S[awaits]
         return min(max(waits_s[math.ceil(SHARE * len(waits_s)) - 1], MIN_S), MAX_S)
 
-    def ended(self, hashes: Sequence[bytes], now: float) -> None:
+    def ended(self, hashes: Sequence[bytes], owner: str, now: float) -> None:
         """Remembers an answer. `hashes` are those of all blocks up to its end."""
-        self._answers.pop(hashes[-1], None)
-        self._answers[hashes[-1]] = EndedAnswer(now, len(hashes))
-        if len(self._answers) > MAX_ANSWERS:
-            del self._answers[next(iter(self._answers))]
+        self._take(owner, hashes[-1])
+        self._answers.setdefault(owner, {})[hashes[-1]] = EndedAnswer(now, len(hashes))
+        self._num_answers += 1
+        if self._num_answers > MAX_ANSWERS:
+            most = max(self._answers, key=lambda each: len(self._answers[each]))
+            self._take(most, next(iter(self._answers[most])))
 
-    def promised(self, last: bytes, until: float) -> None:
+    def promised(self, last: bytes, owner: str, until: float) -> None:
         """Notes that the answer's blocks are promised."""
-        if answer := self._answers.get(last):
+        if answer := self._answers.get(owner, {}).get(last):
             answer.promised_until = until
-            heappush(self._due, (until, last))
+            heappush(self._due, (until, owner, last))
 
     def came(self, hashes: Sequence[bytes], owner: str, follows: str, num_found: int, now: float) -> None:
         """Learns from an owner's prompt, of which `num_found` blocks were found. `follows`: what it has behind an
         earlier answer."""
-        last = next((each for each in reversed(hashes) if each in self._answers), None)
-        if last is None:
+        answers = self._answers.get(owner, {})
+        last = next((each for each in reversed(hashes) if each in answers), None)
+        answer = self._take(owner, last) if last else None
+        if answer is None:
             return
-        answer = self._answers.pop(last)
         waits_s = self._waits_s.pop((owner, follows), None) or deque[float](maxlen=NUM_WAITS)
         waits_s.append(now - answer.ended_s)
         self._waits_s[owner, follows] = waits_s
@@ -83,9 +89,19 @@ class ReturnTimes:
             in_time = "kept" if num_found >= answer.num_blocks else "broken"
             self.outcomes[in_time if now < answer.promised_until else "expired"] += 1
 
+    def _take(self, owner: str, last: bytes) -> EndedAnswer | None:
+        """Forgets the owner's answer with this hash, and returns it."""
+        answers = self._answers.get(owner, {})
+        answer = answers.pop(last, None)
+        if answer:
+            self._num_answers -= 1
+            if not answers:
+                del self._answers[owner]
+        return answer
+
     def expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
-            until, last = heappop(self._due)
-            if (answer := self._answers.get(last)) and answer.promised_until == until:
+            until, owner, last = heappop(self._due)
+            if (answer := self._answers.get(owner, {}).get(last)) and answer.promised_until == until:
                 answer.promised_until = 0.0
                 self.outcomes["expired"] += 1

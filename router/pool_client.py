@@ -38,7 +38,6 @@ class PoolClient:
         state.reserve_number = self._number
         request, hashes = state.request, self._hashes_of(state)
         follows = "tool" if request.brings_results else "user" if request.awaits else ""
-        owner = request.owner if follows else ""
         if not finds_only:
             self._note_saved(hashes)
         self.send(
@@ -48,7 +47,7 @@ class PoolClient:
                 request.request_id,
                 self._number,
                 hashes,
-                owner=owner,
+                owner=request.owner,
                 follows=follows,
                 finds_only=finds_only,
             )

@@ -56,7 +56,7 @@ class Prompts:
         except InvalidRequest as error:
             return NewTokens(wanted.key, len(work.output), [], finish_reason="error", error=str(error))
         if (structure := wanted.params.structured_outputs) is not None:
-            matcher = self._matchers[wanted.key] = engine.grammars.matcher(structure)
+            matcher = self._matchers[wanted.key] = engine.grammars.matcher(structure, wanted.owner)
             self._compiling.begin(wanted.key, matcher)
         self._compiling.when_ready(wanted.key, then)
         return None

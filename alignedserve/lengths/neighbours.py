@@ -105,14 +105,15 @@ class Neighbours:
 
     def _add(self, stored: bytes) -> int:
         if len(self) >= self._max_entries:
-            self._evict()
+            self.evict()
         key, self._next_key = self._next_key, self._next_key + 1
         vector: NDArray[np.float16] = np.frombuffer(stored, dtype=STORED)
         self._index.add(key, vector, threads=1)
         self._keys[stored], self._vectors[key] = key, stored
         return key
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
+        """Removes the least recently used entry."""
         key, _ = self._answers.popitem(last=False)
         self._index.remove(key)
         del self._keys[self._vectors.pop(key)]

@@ -1,4 +1,4 @@
-"""Predicts the number of tokens of an answer.
+"""Predicts the number of tokens of an answer to one owner. `owners.py` has the predictors of all.
 
 It uses the answers to similar prompts (ALISE's retrieval), else a regression over all answers, else the mean of the
 class. It does no I/O and has no clock and no threads.
@@ -11,6 +11,7 @@ Lengths spread over orders of magnitude, and the relative error counts. Means of
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from alignedserve.lengths.config import ENCODERS, MAX_ENTRIES
 from alignedserve.lengths.encoder import Decode, Encoder
 from alignedserve.lengths.hash_encoder import HashEncoder
 from alignedserve.lengths.neighbours import Neighbours, SimilarPrompt
-from alignedserve.lengths.prediction import Prediction, Query, Source, query_of
+from alignedserve.lengths.prediction import Prediction, Query, Source, Vector, query_of
 from alignedserve.lengths.regression import Regression
 from alignedserve.lengths.trust import Mean, Trust
 from alignedserve.sampling_params import SamplingParams
@@ -32,11 +33,21 @@ class Predictor:
     def __init__(self, encoder: Encoder, max_model_len: int, max_entries: int = MAX_ENTRIES) -> None:
         self.encoder = encoder
         self.max_model_len = max_model_len
+        self._max_entries = max_entries
         self.neighbours = Neighbours(encoder.dim, max_entries)
         self.regression = Regression(encoder.dim)
         # The mean length by tier.
         self.means: dict[str, Mean] = {}
         self.trust = Trust()
+        # Prompts that it knows but does not learn: those of the corpus.
+        self._inherited: Neighbours | None = None
+
+    def heir(self) -> Predictor:
+        """Returns a predictor that knows what this one does, and learns by itself."""
+        heir = copy.copy(self)
+        heir.regression, heir.means, heir.trust = copy.deepcopy((self.regression, self.means, self.trust))
+        heir.neighbours, heir._inherited = Neighbours(self.encoder.dim, self._max_entries), self.neighbours
+        return heir
 
     def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
         vector = self.encoder.encode(prompt)
@@ -59,7 +70,7 @@ class Predictor:
     def _answer(self, query: Query) -> Prediction:
         if query.least == query.most:
             return Prediction(query.most, "given", 1.0, query)
-        near = self.neighbours.near(query.vector, NUM_NEIGHBOURS, self.encoder.threshold)
+        near = self._near(query.vector)
         similarity = near[0].similarity if near else 0.0
         guesses = self._guesses(query, near)
         if not guesses:
@@ -67,6 +78,14 @@ class Predictor:
         source = self.trust.best(similarity, guesses)
         confidence = self.trust.confidence(similarity, source)
         return Prediction(guesses[source], source, confidence, query, guesses, similarity)
+
+    def _near(self, vector: Vector) -> list[SimilarPrompt]:
+        """Returns the answers to the most similar prompts, its own and inherited ones, the most similar first."""
+        sources = [self.neighbours] if self._inherited is None else [self.neighbours, self._inherited]
+        found = [
+            each for source in sources for each in source.near(vector, NUM_NEIGHBOURS, self.encoder.threshold)
+        ]
+        return sorted(found, key=lambda each: each.similarity, reverse=True)
 
     def _guesses(self, query: Query, near: Sequence[SimilarPrompt]) -> dict[Source, int]:
         guesses: dict[Source, int] = {}

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a predictor as bytes: a checksum, and msgpack of plain numbers.
+"""Saves and restores the state of predictors as bytes: a checksum, and msgpack of plain numbers.
 
 The vectors are stored, not the index: native code reads the index's own format without checks.
 """
@@ -12,24 +12,37 @@ import msgspec
 import numpy as np
 
 from alignedserve.lengths.neighbours import STORED, Answers
+from alignedserve.lengths.owners import Predictors
 from alignedserve.lengths.predictor import Predictor
 from alignedserve.lengths.trust import Mean
 
 _CHECKSUM_BYTES = 16
-_VERSION = 1
+_VERSION = 2
+_SUMS = np.float32
+# The name of what the corpus taught. Those of owners have a colon, or are empty (gateway/http/keys.py).
+_CORPUS = "corpus"
 
 
 class CorruptState(ValueError):
     """These bytes are no state, or the state of another predictor."""
 
 
-class _State(msgspec.Struct, array_like=True):
+class _Head(msgspec.Struct, array_like=True):
+    """What a state of any version begins with."""
+
     version: int
     encoder: str
+
+
+class _Learned(msgspec.Struct, array_like=True):
+    """What one owner's answers taught."""
+
+    owner: str
     # The vectors one after the other, the least recently used first.
     vectors: bytes
     # (length, num_ended, cut_at) of each vector.
     answers: list[tuple[float, int, int]]
+    # Sums over many answers, with half of their digits.
     products: bytes
     targets: bytes
     weights: bytes
@@ -38,68 +51,85 @@ class _State(msgspec.Struct, array_like=True):
     errors: list[tuple[tuple[int, str], tuple[float, int]]]
 
 
-def dump(predictor: Predictor) -> bytes:
-    entries = list(predictor.neighbours.entries())
-    regression = predictor.regression
+class _State(_Head, array_like=True):
+    learned: list[_Learned]
+
+
+def dump(predictors: Predictors) -> bytes:
+    all_of_them = [(_CORPUS, predictors.taught), *predictors.all()]
     state = _State(
-        version=_VERSION,
-        encoder=predictor.encoder.name,
-        vectors=b"".join(stored for stored, _ in entries),
-        answers=[(each.length, each.num_ended, each.cut_at) for _, each in entries],
-        products=regression.products.tobytes(),
-        targets=regression.targets.tobytes(),
-        weights=regression.weights.tobytes(),
-        num_answers=regression.num_answers,
-        means={tier: (mean.value, mean.count) for tier, mean in predictor.means.items()},
-        errors=[(key, (mean.value, mean.count)) for key, mean in predictor.trust.errors.items()],
+        _VERSION, predictors.taught.encoder.name, [_learned(owner, each) for owner, each in all_of_them]
     )
     packed = msgspec.msgpack.encode(state)
     return _checksum(packed) + packed
 
 
-def load(data: bytes, new: Callable[[], Predictor]) -> Predictor:
-    """Returns a predictor with the dumped state. Raises CorruptState."""
+def _learned(owner: str, predictor: Predictor) -> _Learned:
+    entries = list(predictor.neighbours.entries())
+    regression = predictor.regression
+    return _Learned(
+        owner=owner,
+        vectors=b"".join(stored for stored, _ in entries),
+        answers=[(each.length, each.num_ended, each.cut_at) for _, each in entries],
+        products=regression.products.astype(_SUMS).tobytes(),
+        targets=regression.targets.astype(_SUMS).tobytes(),
+        weights=regression.weights.tobytes(),
+        num_answers=regression.num_answers,
+        means={tier: (mean.value, mean.count) for tier, mean in predictor.means.items()},
+        errors=[(key, (mean.value, mean.count)) for key, mean in predictor.trust.errors.items()],
+    )
+
+
+def load(data: bytes, new: Callable[[], Predictors]) -> Predictors:
+    """Returns predictors with the dumped state. Raises CorruptState."""
     packed = data[_CHECKSUM_BYTES:]
     if _checksum(packed) != data[:_CHECKSUM_BYTES]:
         raise CorruptState("its checksum is wrong")
+    predictors = new()
+    encoder = predictors.taught.encoder
     try:
+        head = msgspec.msgpack.decode(packed, type=_Head)
+        if (head.version, head.encoder) != (_VERSION, encoder.name):
+            raise CorruptState(
+                f"it is version {head.version} of {head.encoder!r}, not version {_VERSION} of {encoder.name!r}"
+            )
         state = msgspec.msgpack.decode(packed, type=_State)
     except msgspec.MsgspecError as error:
         raise CorruptState(str(error)) from error
-    predictor = new()
-    _check(state, predictor)
-    _fill(predictor, state)
-    return predictor
+    for learned in state.learned:
+        predictor = predictors.taught if learned.owner == _CORPUS else predictors.of(learned.owner)
+        _check(learned, predictor)
+        _fill(predictor, learned)
+    predictors.fit()
+    return predictors
 
 
-def _check(state: _State, predictor: Predictor) -> None:
-    encoder, size = predictor.encoder, len(predictor.regression.targets)
-    if (state.version, state.encoder) != (_VERSION, encoder.name):
-        raise CorruptState(
-            f"it is version {state.version} of {state.encoder!r}, not version {_VERSION} of {encoder.name!r}"
-        )
-    sizes = (len(state.vectors), len(state.products), len(state.targets), len(state.weights))
+def _check(learned: _Learned, predictor: Predictor) -> None:
+    size = len(predictor.regression.targets)
+    sums, whole = np.dtype(_SUMS).itemsize, 8
+    sizes = (len(learned.vectors), len(learned.products), len(learned.targets), len(learned.weights))
     expected = (
-        len(state.answers) * encoder.dim * np.dtype(STORED).itemsize,
-        8 * size * size,
-        8 * size,
-        8 * size,
+        len(learned.answers) * predictor.encoder.dim * np.dtype(STORED).itemsize,
+        sums * size * size,
+        sums * size,
+        whole * size,
     )
     if sizes != expected:
         raise CorruptState(f"it has arrays of {sizes} bytes, not {expected}")
 
 
-def _fill(predictor: Predictor, state: _State) -> None:
+def _fill(predictor: Predictor, learned: _Learned) -> None:
     regression = predictor.regression
-    regression.products = np.frombuffer(state.products).reshape(regression.products.shape).copy()
-    regression.targets = np.frombuffer(state.targets).copy()
-    regression.num_answers = state.num_answers
-    regression.weights = np.frombuffer(state.weights).copy()
-    predictor.means = {tier: Mean(*mean) for tier, mean in state.means.items()}
-    predictor.trust.errors = {key: Mean(*mean) for key, mean in state.errors}
+    products = np.frombuffer(learned.products, dtype=_SUMS).reshape(regression.products.shape)
+    regression.products = products.astype(np.float64)
+    regression.targets = np.frombuffer(learned.targets, dtype=_SUMS).astype(np.float64)
+    regression.num_answers = learned.num_answers
+    regression.weights = np.frombuffer(learned.weights).copy()
+    predictor.means = {tier: Mean(*mean) for tier, mean in learned.means.items()}
+    predictor.trust.errors = {key: Mean(*mean) for key, mean in learned.errors}
     step = predictor.encoder.dim * np.dtype(STORED).itemsize
-    for place, answers in enumerate(state.answers):
-        predictor.neighbours.put(state.vectors[place * step : (place + 1) * step], Answers(*answers))
+    for place, answers in enumerate(learned.answers):
+        predictor.neighbours.put(learned.vectors[place * step : (place + 1) * step], Answers(*answers))
 
 
 def _checksum(packed: bytes) -> bytes:

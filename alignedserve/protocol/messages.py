@@ -222,7 +222,7 @@ class Request(Message):
     adapter: str = ""
     # Whether a later prompt may well begin with this one and its answer, as the turns of a chat do.
     has_next_turn: bool = False
-    # The owner of its API key. What is promised to next turns is limited for each owner.
+    # The owner of its API key. What is kept and promised to next turns is limited for each owner.
     owner: str = ""
     # What its next turn probably awaits, so that the pool promises it the KV: "tool" if it offers tools, "user" if it
     # only names a session; empty: nothing is promised.
@@ -353,7 +353,7 @@ class Reserve(Message):
     is_optional: bool = False
     # For a complete answer, see Request: what its next turn awaits.
     awaits: str = ""
-    # See Request. Empty if nothing is awaited or follows.
+    # See Request. Earlier versions leave it empty if nothing is awaited or follows.
     owner: str = ""
     # For a prompt that may be a next turn: what it has behind the answer before it, "tool" or "user". Empty: unknown.
     follows: str = ""

@@ -51,7 +51,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[tuple[str, str, Thoughts | None], LLMatcher] = OrderedDict()
+        # By owner and grammar: otherwise the time to the first token would tell what other owners use.
+        self._kept: OrderedDict[tuple[str, object], LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._taking_in = Lock()
 
@@ -65,18 +66,18 @@ class Grammars:
         """Compiles the grammar. Raises InvalidRequest with the reason if it is invalid."""
         self.compiled(wanted)
 
-    def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
-        """Returns a matcher without compiling. It is ready if this grammar is kept."""
-        return Matcher(self, wanted, self._kept_one(wanted))
+    def matcher(self, wanted: StructuredOutputsParams, owner: str = "") -> Matcher:
+        """Returns a matcher without compiling. It is ready if `owner` has used this grammar and it is kept."""
+        return Matcher(self, wanted, owner, self._kept_one(wanted, owner))
 
-    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+    def compiled(self, wanted: StructuredOutputsParams, owner: str = "") -> LLMatcher:
         """Returns a matcher at its start. It belongs to the caller."""
-        kept = self._kept_one(wanted)
+        kept = self._kept_one(wanted, owner)
         if kept is not None:
             return kept
         compiled = self._compile(wanted)
         with self._lock:
-            self._kept[wanted.identity] = compiled
+            self._kept[owner, wanted.identity] = compiled
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return compiled.deep_copy()
@@ -85,9 +86,9 @@ class Grammars:
     def vocab_size(self) -> int:
         return self._vocab_size
 
-    def _kept_one(self, wanted: StructuredOutputsParams) -> LLMatcher | None:
+    def _kept_one(self, wanted: StructuredOutputsParams, owner: str) -> LLMatcher | None:
         """Returns a copy of the kept matcher, if there is one."""
-        key = wanted.identity
+        key = owner, wanted.identity
         with self._lock:
             kept = self._kept.get(key)
             if kept is None:
@@ -135,10 +136,11 @@ class Matcher:
     """The state of one request in a grammar."""
 
     def __init__(
-        self, grammars: Grammars, wanted: StructuredOutputsParams, state: LLMatcher | None = None
+        self, grammars: Grammars, wanted: StructuredOutputsParams, owner: str, state: LLMatcher | None
     ) -> None:
         self._grammars = grammars
         self._wanted = wanted
+        self._owner = owner
         self._state = state
         # Why the grammar can't be compiled. Permanent.
         self._failure: InvalidRequest | None = None
@@ -155,7 +157,7 @@ class Matcher:
         if self.is_ready:
             return
         try:
-            self._state = self._grammars.compiled(self._wanted)
+            self._state = self._grammars.compiled(self._wanted, self._owner)
         except InvalidRequest as error:
             self._failure = error
 

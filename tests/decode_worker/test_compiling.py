@@ -41,12 +41,12 @@ class Held(Grammars):
         # that something was compiled on
         self.threads: set[threading.Thread] = set()
 
-    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+    def compiled(self, wanted: StructuredOutputsParams, owner: str = "") -> LLMatcher:
         self.threads.add(threading.current_thread())
         if wanted != FAST:
             self.has_begun.set()
             assert self.may_end.wait(60)
-        return super().compiled(wanted)
+        return super().compiled(wanted, owner)
 
 
 class Rig:

@@ -50,7 +50,10 @@ def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
     match dice.choice((*steps, "lapse", "forget") if dice.random() < 0.5 else steps):
         case "reserve":
             is_optional = num_tokens % 5 == 0
-            grant = allocator.reserve(key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional)
+            owner = "ab"[key % 2]
+            grant = allocator.reserve(
+                key, num_tokens, now + PATIENCE_S, random_prompt(key), is_optional, owner
+            )
             assert not (is_optional and grant and grant.dropped)
         case "lapse" if num_tokens % 2:
             num_free = allocator.num_free_blocks

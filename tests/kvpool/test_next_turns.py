@@ -54,12 +54,12 @@ class Chats:
         self.pool.check()
         return reserved.num_found // BLOCK_SIZE
 
-    def num_found(self, hashes: Sequence[bytes], now: float) -> int:
-        return self.come([*hashes, b"next".ljust(32)], now, follows="")
+    def num_found(self, hashes: Sequence[bytes], now: float, owner: str = MINE) -> int:
+        return self.come([*hashes, b"next".ljust(32)], now, follows="", owner=owner)
 
-    def flood(self, num_chats: int, now: float, num_blocks: int = 5) -> None:
+    def flood(self, num_chats: int, now: float, num_blocks: int = 5, owner: str = MINE) -> None:
         for number in range(num_chats):
-            self.end(hashes_of(f"flood {self._key} {number}"[::-1], num_blocks), now, awaits="")
+            self.end(hashes_of(f"flood {self._key} {number}"[::-1], num_blocks), now, awaits="", owner=owner)
 
     @property
     def promises(self) -> dict[str, int]:
@@ -187,7 +187,8 @@ def test_a_key_and_all_keys_have_limits() -> None:
     assert chats.pool.use.num_promised_blocks == 12 and chats.promises == {"refused": 3}
     chats.end(hashes("f", 4), now=0.0, owner="third")
     assert chats.pool.use.num_promised_blocks == 16
-    chats.flood(20, now=1.0)
+    for owner in (MINE, OTHERS, "third"):
+        chats.flood(20, now=1.0, owner=owner)
     assert [chats.num_found(hashes(name), now=1.0) for name in names] == [6, 0, 6, 0, 0]
     chats.pool.tick(PRIOR_S["tool"])
     chats.end(hashes("b"), now=20.0, owner=MINE)
@@ -254,3 +255,50 @@ def test_wrong_kv_is_promised_no_more(is_listed: bool) -> None:
     chats.pool.on(Release([key]), 3.0)
     chats.pool.check()
     assert chats.pool.num_free_blocks == NUM_BLOCKS and chats.pool.use.num_promised_blocks == 0
+
+
+# ---- shares ----
+
+
+def test_a_flood_of_one_owner_pushes_out_its_own_blocks() -> None:
+    chats = Chats()
+    chats.end(hashes("a"), now=0.0, awaits="")
+    chats.end(hashes("b"), now=0.0, awaits="")
+    chats.flood(20, now=1.0, owner=OTHERS)
+    assert [chats.num_found(hashes(name), now=1.0) for name in "ab"] == [6, 6]
+    chats.flood(20, now=2.0)
+    assert [chats.num_found(hashes(name), now=2.0) for name in "ab"] == [0, 0]
+
+
+def test_who_has_most_makes_room_for_who_has_little() -> None:
+    chats = Chats()
+    chats.flood(20, now=0.0, owner=OTHERS)
+    for name in "abc":
+        chats.end(hashes(name, 4), now=1.0, awaits="")
+    assert [chats.num_found(hashes(name, 4), now=1.0) for name in "abc"] == [4, 4, 4]
+
+
+def test_the_order_of_one_owners_blocks_does_not_depend_on_the_others() -> None:
+    """The blocks used last stay, and ends of prompts go first."""
+    chats = Chats()
+    chats.end(hashes("a"), now=0.0, awaits="")
+    chats.flood(20, now=1.0, owner=OTHERS)
+    for name in "bcd":
+        chats.end(hashes(name), now=2.0, awaits="")
+    found = [chats.num_found(hashes(name), now=3.0) for name in "abcd"]
+    assert found == sorted(found) and found[-1] == 6
+
+
+def test_what_a_new_pool_finds_goes_by_age() -> None:
+    """It does not know whose it is: as a share, it would stay for ever."""
+    table = OwnerTable.plain(NUM_BLOCKS)
+    chats = Chats(table=table)
+    for name in "abcde":
+        chats.end(hashes(name), now=0.0, awaits="")
+    again = Chats(table=table)
+    assert again.num_found(hashes("a"), now=1.0) == 6
+    again.flood(4, now=2.0)
+    assert again.num_found(hashes("a"), now=2.0) == 6
+    again.flood(20, now=3.0)
+    assert [again.num_found(hashes(name), now=3.0) for name in "abcde"] == [0, 0, 0, 0, 0]
+    again.pool.check_idle()

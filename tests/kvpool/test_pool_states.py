@@ -105,7 +105,8 @@ class PoolStates(RuleBasedStateMachine):
         num_missing = max(-(-num_tokens // BLOCK_SIZE) - len(before), 0)
         num_free, spares = self.pool.num_free_blocks, list(self.spares)
         num_room = NUM_BLOCKS - len(self.needed | {*before})
-        (answer,) = self.pool.on(Reserve(key, num_tokens, hashes=prompt_hashes(key)), self.now)
+        asked = Reserve(key, num_tokens, hashes=prompt_hashes(key), owner=PROMPTS[key][:1])
+        (answer,) = self.pool.on(asked, self.now)
         if num_room < num_missing:
             assert answer == Reserved(key, None)
             return

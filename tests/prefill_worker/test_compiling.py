@@ -32,9 +32,9 @@ BLOCK = 16
 class Counted(Grammars):
     num_compiled = 0
 
-    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+    def compiled(self, wanted: StructuredOutputsParams, owner: str = "") -> LLMatcher:
         self.num_compiled += 1
-        return super().compiled(wanted)
+        return super().compiled(wanted, owner)
 
 
 def work(key: RequestKey, first_block: int, params: SamplingParams, deadlines: Deadlines) -> Work:

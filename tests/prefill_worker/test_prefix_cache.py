@@ -266,9 +266,9 @@ class HeldGrammars(Grammars):
         super().__init__(lambda: tokenizer, engine.vocabulary.size, engine.vocabulary.eos_token_ids)
         self.may_compile = Event()
 
-    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+    def compiled(self, wanted: StructuredOutputsParams, owner: str = "") -> LLMatcher:
         self.may_compile.wait()
-        return super().compiled(wanted)
+        return super().compiled(wanted, owner)
 
 
 def test_a_prompt_that_waits_for_its_grammar_while_all_is_forgotten_serves_no_other() -> None:

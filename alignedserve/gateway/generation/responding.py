@@ -67,7 +67,7 @@ class RequestBuilder:
         """Returns a generation that is not started. `owner` is the owner of the call's API key (http/keys.py)."""
         await self._compile(call.params, call.structure_name, owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
-        predictions = await self.lengths.predict(prompts, call.params, service.tier)
+        predictions = await self.lengths.predict(prompts, call.params, service.tier, owner)
         model = self.model.answering_as(call.adapter)
         generation = Generation(call, self.islands, model, prompts, service, owner, predictions, self.seeds)
         answering = CallContext(model, service, prompts, int(time.time()))

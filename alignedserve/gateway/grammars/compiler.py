@@ -69,10 +69,11 @@ class Compiler:
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
         """Raises InvalidRequest with the grammar's error, TimeoutError, or QueueTimeout. `timeout_s` is CPU time.
         Requests without an `owner` count as one owner."""
-        key = hashlib.sha256(repr(wanted.identity).encode()).digest()
+        # Results are kept for each owner: otherwise the time would tell whether another owner has used the grammar.
+        key = hashlib.sha256(repr((owner, wanted.identity)).encode()).digest()
         found = self._kept.get(key)
         if found is None or found.until_s < time.monotonic():
-            # It continues if this request is cancelled: others may wait for it, too.
+            # It continues if this request is cancelled: others of its owner may wait for it, too.
             found = await asyncio.shield(self._ask(key, wanted, timeout_s, owner))
             self._keep(key, found)
         self._kept.move_to_end(key)

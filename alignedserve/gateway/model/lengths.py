@@ -21,6 +21,7 @@ from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.corpus import Example, examples, learn
+from alignedserve.lengths.owners import Predictors
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor, make_encoder, teaches
 from alignedserve.lengths.state import CorruptState, dump, load
@@ -44,19 +45,19 @@ RETRY_S = 1.0
 LAST_SAVE_S = 2.0
 
 Result = TypeVar("Result")
-# The prediction, the number of tokens of the answer, and its finish reason.
-Answer = tuple[Prediction, int, str]
+# The prediction, the number of tokens of the answer, its finish reason, and the owner of the request.
+Answer = tuple[Prediction, int, str, str]
 
 
 class AnswerLengths:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        # Makes an empty predictor. None: nothing is predicted.
-        self._new: Callable[[], Predictor] | None = None
+        # Makes empty predictors. None: nothing is predicted.
+        self._new: Callable[[], Predictors] | None = None
         # Trains a predictor on the corpus. None: there is no corpus.
         self._teach: Callable[[Predictor], None] | None = None
         # None while the gateway does not run, and while a saved state is loaded.
-        self._predictor: Predictor | None = None
+        self._predictors: Predictors | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
         self._best_effort = asyncio.Semaphore(1)
         self._learning: set[asyncio.Future[None]] = set()
@@ -71,8 +72,8 @@ class AnswerLengths:
         decode = model.tokenizer.decode if model.tokenizer else None
         encoder = make_encoder(self._config.predictor, self._config.predictor_model, decode)
 
-        def new() -> Predictor:
-            return Predictor(encoder, model.max_model_len, self._config.predictor_entries)
+        def new() -> Predictors:
+            return Predictors(encoder, model.max_model_len, self._config.predictor_entries)
 
         if self._config.corpus is not None:
             self._teach = self._teaching(Path(self._config.corpus).expanduser(), model.tokenizer)
@@ -122,13 +123,13 @@ class AnswerLengths:
             yield
             return
         state, new = f"lengths:{name}", self._new
-        predictor = self._predictor = new()
+        predictors = self._predictors = new()
         is_restored, keeping = False, None
         try:
             if self._teach:
                 is_restored = store is not None and await self._restored(store, state, new)
-                if self._predictor is predictor:
-                    await self._in_thread(self._teach, predictor)
+                if self._predictors is predictors:
+                    await self._in_thread(self._teach, predictors.taught)
             if store:
                 keeping = asyncio.create_task(self._keep(store, state, new, is_restored))
             yield
@@ -138,27 +139,29 @@ class AnswerLengths:
                 await asyncio.wait(self._learning)
             if keeping:
                 await _cancelled(keeping)
-            self._predictor = None
+            self._predictors = None
             await asyncio.to_thread(self._thread.shutdown)
 
     async def predict(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str, owner: str = ""
     ) -> list[Prediction | None]:
         """Returns one prediction per prompt. None: it took too long, or nothing is predicted."""
         found: list[Prediction | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S[tier]):
                 for prompt in prompts:
-                    found.append(await self._predict(prompt, params, tier))
+                    found.append(await self._predict(prompt, params, tier, owner))
         return found + [None] * (len(prompts) - len(found))
 
-    async def _predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction | None:
-        if self._predictor is None:
+    async def _predict(
+        self, prompt: Sequence[int], params: SamplingParams, tier: str, owner: str
+    ) -> Prediction | None:
+        if self._predictors is None:
             return None
         turn = self._best_effort if tier == "be" else contextlib.nullcontext()
         async with turn:
             try:
-                return await self._in_thread(self._predictor.predict, prompt, params, tier)
+                return await self._in_thread(self._predictors.predict, prompt, params, tier, owner)
             except Exception:
                 # No answer depends on a prediction, so the error is only logged.
                 logger.exception("a length was not predicted")
@@ -166,20 +169,21 @@ class AnswerLengths:
 
     def ended(self, stats: RequestStats) -> None:
         """Called when a request has ended. The length of its answer is learned later."""
-        if self._predictor is None or stats.prediction is None:
+        if self._predictors is None or stats.prediction is None:
             return
-        answer = stats.prediction, stats.num_tokens, stats.end_reason or ""
-        if not teaches(*answer):
+        reason = stats.end_reason or ""
+        if not teaches(stats.prediction, stats.num_tokens, reason):
             return
+        answer = stats.prediction, stats.num_tokens, reason, stats.request.owner
         if not self._unlearned and len(self._learning) < MAX_LEARNING:
             self._learn(answer)
         elif len(self._unlearned) < MAX_UNLEARNED:
             self._unlearned.append(answer)
 
     def _learn(self, answer: Answer) -> None:
-        if self._predictor is None:
+        if self._predictors is None:
             return
-        learning = asyncio.ensure_future(self._in_thread(self._predictor.learn, *answer))
+        learning = asyncio.ensure_future(self._in_thread(self._predictors.learn, *answer))
         self._learning.add(learning)
         learning.add_done_callback(self._learned)
 
@@ -202,7 +206,7 @@ class AnswerLengths:
 
     # ---- saved state ----
 
-    async def _keep(self, store: Store, name: str, new: Callable[[], Predictor], is_restored: bool) -> None:
+    async def _keep(self, store: Store, name: str, new: Callable[[], Predictors], is_restored: bool) -> None:
         """Restores the saved state, unless `is_restored`, then saves it periodically. Nothing is saved before the
         restore, because that would overwrite the state."""
         while not is_restored and not await self._restored(store, name, new):
@@ -216,7 +220,7 @@ class AnswerLengths:
                 async with asyncio.timeout(LAST_SAVE_S):
                     await self._save(store, name)
 
-    async def _restored(self, store: Store, name: str, new: Callable[[], Predictor]) -> bool:
+    async def _restored(self, store: Store, name: str, new: Callable[[], Predictors]) -> bool:
         try:
             saved = await store.state(name)
             if saved is not None and not await self._loaded(saved, new):
@@ -225,24 +229,24 @@ class AnswerLengths:
             return False
         return True
 
-    async def _loaded(self, saved: bytes, new: Callable[[], Predictor]) -> bool:
+    async def _loaded(self, saved: bytes, new: Callable[[], Predictors]) -> bool:
         """Returns False if the state can't be used. Loading a large state takes seconds; meanwhile nothing is
         predicted, so that no request waits."""
-        before, self._predictor = self._predictor, None
+        before, self._predictors = self._predictors, None
         try:
-            self._predictor = await self._in_thread(load, saved, new)
+            self._predictors = await self._in_thread(load, saved, new)
         except CorruptState as error:
             logger.warning("the saved state of the length predictor is set aside: %s", error)
-            self._predictor = before
+            self._predictors = before
             return False
         return True
 
     async def _save(self, store: Store, name: str) -> None:
-        if not self._num_unsaved or self._predictor is None:
+        if not self._num_unsaved or self._predictors is None:
             return
         num_saved = self._num_unsaved
         try:
-            await store.put_state(name, await self._in_thread(dump, self._predictor))
+            await store.put_state(name, await self._in_thread(dump, self._predictors))
         except StoreAway as error:
             logger.warning("the state of the length predictor is not saved: %s", error)
             return

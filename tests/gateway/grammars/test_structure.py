@@ -206,6 +206,21 @@ def test_what_is_known_is_not_compiled_again() -> None:
     play(scenario)
 
 
+def test_what_another_owner_has_used_is_compiled_again() -> None:
+    """The time, or a verdict that it takes too long, would tell what others use."""
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(Counting(TOKENIZER, MODEL.vocabulary)) as compiler:
+            same = StructuredOutputsParams(regex="a+")
+            for owner in ("key:a", "key:b", "", "key:a"):
+                await compiler.check(same, 10, owner)
+            assert compiler.num_compiled == 3
+            await asyncio.gather(*(compiler.check(same, 10, owner) for owner in ("key:c", "key:d")))
+            assert compiler.num_compiled == 5
+
+    play(scenario)
+
+
 def test_the_compiler_survives_what_kills_its_process_and_keeps_what_it_knows() -> None:
     async def scenario() -> None:
         async with contextlib.aclosing(Compiler(TOKENIZER, MODEL.vocabulary)) as compiler:

@@ -93,6 +93,30 @@ def test_each_key_opens_everything() -> None:
     play(scenario)
 
 
+def test_keys_of_windows_and_tabs_before_groups_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"# ours\r\n\r\nfirst\r\nsecond\tteam\r\n")
+    assert owners_of([], str(file)) == owners_of(["first"], None) | {digest_of("second"): "group:team"}
+
+
+def test_a_key_is_looked_up_and_not_compared_with_all() -> None:
+    """Equality is never asked of a digest of another key, however many there are."""
+
+    class Digest(bytes):
+        num_compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Digest.num_compared += 1
+            return super().__eq__(other)
+
+        __hash__ = bytes.__hash__
+
+    keys = Keys({Digest(digest): owner for digest, owner in owners_of(map(str, range(2000)), None).items()})
+    Digest.num_compared = 0
+    assert keys.owner("Bearer 1999") and keys.owner("Bearer unknown") is None
+    assert Digest.num_compared <= 20
+
+
 def test_keys_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n\nfirst\n  second  \n")

@@ -17,11 +17,12 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.tasks import TASKS
+from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.model import lengths as module
 from alignedserve.gateway.model.lengths import MAX_LEARNING, AnswerLengths
 from alignedserve.lengths.config import LengthConfig
+from alignedserve.lengths.owners import Predictors
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.lengths.predictor import Predictor
 from alignedserve.lengths.state import dump
 from alignedserve.protocol.messages import NewTokens, Submit, Tokens
 from alignedserve.store.redis_store import RedisStore
@@ -108,6 +109,27 @@ def test_all_choices_of_a_prompt_are_learned_and_limits_are_kept() -> None:
     play(scenario)
 
 
+def test_no_key_learns_from_anothers_answers_or_sees_that_there_were_any() -> None:
+    async def scenario() -> None:
+        owners = owners_of(["one", "other"], None, ["operator"])
+        async with observed(key_owners=owners) as at:
+            at.http.headers["authorization"] = "Bearer operator"
+
+            async def asked(key: str) -> int:
+                """Returns the predicted length."""
+                body = {"messages": [{"role": "user", "content": "How far?"}]}
+                headers = {"authorization": f"Bearer {key}"}
+                answer = await at.http.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+                return at.router.submitted[-1].predicted_len
+
+            assert [await asked(key) for key in ("one", "one", "other")] == [0, NUM_TOKENS, 0]
+            found = await at.metrics()
+            assert found['length_predictions_total{source="unknown",tier="rt"}'] == 2
+
+    play(scenario)
+
+
 def test_a_stop_string_ends_it_where_the_client_sees_it_end() -> None:
     async def scenario() -> None:
         async with observed() as at:
@@ -130,18 +152,20 @@ def test_without_a_predictor_nothing_is_foreseen() -> None:
     play(scenario)
 
 
-class Slow(Predictor):
+class Slow(Predictors):
     """Takes until the test goes on."""
 
     may_go_on = threading.Event()
 
-    def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
+    def predict(
+        self, prompt: Sequence[int], params: SamplingParams, tier: str, owner: str = ""
+    ) -> Prediction:
         assert self.may_go_on.wait(60)
-        return super().predict(prompt, params, tier)
+        return super().predict(prompt, params, tier, owner)
 
 
 def test_nobody_waits_long_for_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Predictor", Slow)
+    monkeypatch.setattr(module, "Predictors", Slow)
     monkeypatch.setitem(module.PATIENCE_S, "rt", 0.02)
     monkeypatch.setitem(module.PATIENCE_S, "be", 60.0)
     Slow.may_go_on.set()
@@ -161,15 +185,17 @@ def test_nobody_waits_long_for_a_prediction(monkeypatch: pytest.MonkeyPatch) -> 
     play(scenario)
 
 
-class Broken(Predictor):
-    def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
+class Broken(Predictors):
+    def predict(
+        self, prompt: Sequence[int], params: SamplingParams, tier: str, owner: str = ""
+    ) -> Prediction:
         raise ArithmeticError("of this test")
 
 
 def test_a_predictor_that_fails_costs_nobody_an_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "Predictor", Broken)
+    monkeypatch.setattr(module, "Predictors", Broken)
 
     async def scenario() -> None:
         async with observed() as at:
@@ -214,8 +240,8 @@ def test_what_was_learned_outlives_the_gateway() -> None:
 
 def lengths_of(at: Observed) -> int:
     """Prompts that it knows."""
-    predictor = at.process._lengths._predictor
-    return len(predictor.neighbours) if predictor else 0
+    predictors = at.process._lengths._predictors
+    return predictors.num_prompts if predictors else 0
 
 
 def test_what_is_learned_last_is_saved_at_the_end() -> None:
@@ -355,8 +381,8 @@ def test_a_corpus_is_read_only_where_nothing_was_saved(
         lengths = AnswerLengths(LengthConfig("hash", corpus=str(path)))
         lengths.prepare(MODEL)
         async with lengths.running("demo", store):
-            assert lengths._predictor
-            return len(lengths._predictor.neighbours)
+            assert lengths._predictors
+            return lengths._predictors.num_prompts
 
     async def scenario() -> None:
         assert await num_known(OneState(None)) == 2 and "learned from" in caplog.text
@@ -364,12 +390,13 @@ def test_a_corpus_is_read_only_where_nothing_was_saved(
         empty = AnswerLengths(LengthConfig("hash"))
         empty.prepare(MODEL)
         async with empty.running("demo", None):
-            assert empty._predictor
-            store = OneState(dump(empty._predictor))
+            assert empty._predictors
+            store = OneState(dump(empty._predictors))
         assert await num_known(store) == 0 and "learned from" not in caplog.text
 
     play(scenario)
 
 
 def ended(prediction: Prediction | None, reason: str) -> Any:
-    return SimpleNamespace(prediction=prediction, num_tokens=10, end_reason=reason)
+    request = SimpleNamespace(owner="")
+    return SimpleNamespace(prediction=prediction, num_tokens=10, end_reason=reason, request=request)

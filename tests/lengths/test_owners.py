@@ -1,0 +1,76 @@
+"""Owners do not learn from each other's answers, and share a limited memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from alignedserve.lengths import owners
+from alignedserve.lengths.corpus import UNLIMITED, learn
+from alignedserve.lengths.evaluate import AnsweredPrompt
+from alignedserve.lengths.hash_encoder import HashEncoder
+from alignedserve.lengths.owners import Predictors
+from alignedserve.lengths.prediction import Prediction
+from tests.lengths.data import MAX_MODEL_LEN, demo_tasks
+
+
+def new_predictors(max_entries: int = 1000) -> Predictors:
+    return Predictors(HashEncoder(), MAX_MODEL_LEN, max_entries)
+
+
+def answered(predictors: Predictors, asked: AnsweredPrompt, owner: str) -> Prediction:
+    """Predicts, and learns from the answer."""
+    found = predictors.predict(asked.prompt, UNLIMITED, "rt", owner)
+    predictors.learn(found, asked.length, "stop", owner)
+    return found
+
+
+def test_what_others_ask_changes_no_prediction() -> None:
+    """An owner's predictions are those that it would get alone, whether or not others ask the same."""
+    rng = random.Random(0)
+    together, alone = new_predictors(), new_predictors()
+    tasks = demo_tasks(150)
+    for each in tasks:
+        for other in ("key:b", "group:c"):
+            if rng.random() < 0.5:
+                strange = AnsweredPrompt(each.prompt, rng.randrange(1, 400))
+                answered(together, strange, other)
+        mine, expected = answered(together, each, "key:a"), answered(alone, each, "key:a")
+        assert mine == expected and (mine.guesses, mine.similarity) == (expected.guesses, expected.similarity)
+    assert together.predict(tasks[0].prompt, UNLIMITED, "rt", "key:d").source == "unknown"
+
+
+def test_a_flood_of_one_owner_takes_its_own_memory() -> None:
+    predictors = new_predictors(max_entries=100)
+    few = demo_tasks(40, seed=2)
+    for each in few:
+        answered(predictors, each, "key:b")
+    for each in demo_tasks(400):
+        answered(predictors, each, "key:a")
+        assert predictors.num_prompts <= 100
+    for each in few:
+        found = predictors.predict(each.prompt, UNLIMITED, "rt", "key:b")
+        assert found.source == "neighbours" and found.similarity > 0.99
+
+
+def test_owners_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "MAX_OWNERS", 3)
+    predictors = new_predictors()
+    [task] = demo_tasks(1)
+    for owner in ("a", "b", "c", "a", "d"):
+        answered(predictors, task, owner)
+    assert [owner for owner, _ in predictors.all()] == ["c", "a", "d"]
+
+
+def test_a_corpus_predicts_for_all_and_nobody_changes_it() -> None:
+    predictors = new_predictors()
+    known = demo_tasks(200)
+    for each in known:
+        assert learn(predictors.taught, each.prompt, each.length)
+    before = [predictors.predict(each.prompt, UNLIMITED, "rt", "key:b") for each in known]
+    assert {each.source for each in before} == {"neighbours"}
+    for each in known:
+        answered(predictors, AnsweredPrompt(each.prompt, 1999), "key:a")
+    assert [predictors.predict(each.prompt, UNLIMITED, "rt", "key:b") for each in known] == before
+    assert predictors.predict(known[0].prompt, UNLIMITED, "rt", "key:a").length != before[0].length
