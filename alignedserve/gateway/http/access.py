@@ -24,7 +24,7 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
+from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys, authorization_of
 from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits.limits import CallLimits
@@ -223,7 +223,7 @@ class AuthLimitsMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        owner = self._access.keys.owner(_authorization(headers))
+        owner = self._access.keys.owner(authorization_of(headers))
         if call := current_call.get():
             call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
@@ -245,7 +245,7 @@ class AuthLimitsMiddleware:
         if owner is None and not self._is_public(scope):
             if self._access.keys.are_expired:
                 return unavailable(EXPIRED)
-            return _unauthorized(_authorization(headers) is not None)
+            return _unauthorized(authorization_of(headers) is not None)
         if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
         if (
@@ -273,12 +273,6 @@ def share_of(http: Request) -> Share:
     """Returns the request's share of the memory for bodies."""
     share: Share = http.state.share
     return share
-
-
-def _authorization(headers: Headers) -> str | None:
-    """Returns the key as an Authorization header. Anthropic's clients send it in a header of its own."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _unauthorized(has_key: bool) -> ApiError:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 _KEY, _GROUP_OF = "key:", "group:"
 # The digits of a key's digest that name it in logs.
@@ -76,6 +77,12 @@ class Keys:
         # All keys are compared, regardless of matches, so that the time reveals nothing.
         fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
         return fits[0] if fits and scheme.lower() == "bearer" else None
+
+
+def authorization_of(headers: Headers) -> str | None:
+    """Returns the key as an Authorization header. Anthropic's clients send it in a header of its own."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def owner_of(http: Request) -> str:
