@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing, holder_at
 from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError, unavailable
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES, BadRequest, Framing, asked_headers, asked_path
-from alignedserve.gateway.http.keys import Keys, authorization_of
+from alignedserve.gateway.http.keys import Keys, authorizations_of
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         addresses of clients without one."""
         self._awaits_turn = True
         self._takes_interim = not self._arrived.partition(b"\r\n")[0].endswith(b"1.0")
-        self._holder = self._keys.owner(authorization_of(asked_headers(self._arrived))) or self._holder
+        self._holder = self._keys.owner(authorizations_of(asked_headers(self._arrived))[0]) or self._holder
         self._crowd.hold(self, self._holder)
         # Behind a thousand other requests, a load balancer would consider this server dead.
         is_probe = asked_path(self._arrived) in PROBED

@@ -79,10 +79,11 @@ class Keys:
         return fits[0] if fits and scheme.lower() == "bearer" else None
 
 
-def authorization_of(headers: Headers) -> str | None:
-    """Returns the key as an Authorization header. Anthropic's clients send it in a header of its own."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
+def authorizations_of(headers: Headers) -> list[str | None]:
+    """Returns the key as an Authorization header, or None. Anthropic's clients send it in a header of its own. Several
+    are returned if they differ: a proxy in front may have checked another one than this server would."""
+    keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+    return list(dict.fromkeys(filter(None, [*headers.getlist("authorization"), *keys]))) or [None]
 
 
 def owner_of(http: Request) -> str:

@@ -196,3 +196,25 @@ def test_keys_take_turns_with_strangers(caplog: pytest.LogCaptureFixture) -> Non
     play(scenario)
     statuses = [record.fields["status"] for record in caplog.records if hasattr(record, "fields")]
     assert statuses.index(200) < 20
+
+
+# ---- bodies that a client holds back ----
+
+
+@pytest.mark.parametrize(("key", "num_interim"), [("wrong", 0), ("secret", 1)])
+def test_a_body_is_asked_for_only_with_a_key(key: str, num_interim: int) -> None:
+    async def scenario() -> None:
+        async with served(**KEYED) as at:
+            head, body = call(key).split(b"\r\n\r\n")
+            with connected(at, head + b"\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n") as sock:
+                loop = asyncio.get_running_loop()
+                sock.setblocking(False)
+                first = await loop.sock_recv(sock, 65536)
+                assert first.startswith(b"HTTP/1.1 100 " if num_interim else b"HTTP/1.1 401 ")
+                if num_interim:
+                    await loop.sock_sendall(sock, body)
+                got = first + await received(sock)
+            assert got.count(b"HTTP/1.1 100 ") == num_interim
+            assert b"HTTP/1.1 200 " in got or b"connection: close" in got.lower()
+
+    play(scenario)
