@@ -257,7 +257,7 @@ class AuthLimitsMiddleware:
     ) -> ApiError | None:
         if scope["path"] != PROBED and (refusal := self._access.callers.refusal(scope["method"], headers)):
             return refusal
-        if len(given) > 1 and self._access.keys.owner(None) is None:
+        if len(given) > 1 and self._access.keys.are_needed:
             return ApiError(
                 400, "there are several API keys: send one, in one header", code="invalid_api_key"
             )

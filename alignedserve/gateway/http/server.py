@@ -56,7 +56,7 @@ class GatewayServer(uvicorn.Server):
         """`is_shared`: other gateways accept connections from the same socket."""
         keys, num_fitting = keys or Keys(), fitting(max_connections)
         # Without keys, the address is all that tells clients apart, and they may all be behind one proxy.
-        max_of_address = num_fitting if keys.owner(None) is not None else max(num_fitting // 2, 1)
+        max_of_address = num_fitting if not keys.are_needed else max(num_fitting // 2, 1)
         self.connections = Connections(num_fitting, max_of_address)
         self._sockets: Sequence[socket.socket] = ()
         self._started = asyncio.Event()
