@@ -40,7 +40,7 @@ from benchmarks.rt_with_be.served import running
 
 HOST = "127.0.0.1"
 # On servers with keys. Some attacks want others' KV to be evicted.
-SMALL_POOL = ("--pool-memory-bytes", str(128 << 20))
+SMALL_POOL = ("--pool-memory-bytes", str(128 << 20), "--kv-cache-memory-bytes", str(128 << 20))
 START_S = 180.0
 BASELINE_S, AFTER_S = 3.0, 3.0
 # The longest time an attack may take before it is stopped, and then until nothing of it is left on the server.
@@ -69,7 +69,7 @@ class Session:
         pids = self._pids()
         self.watch.begin()
         with MemoryWatch(self.target.pid) as memory:
-            finding = _from_elsewhere(attack, self.target)
+            finding, slack = _from_elsewhere(attack, self.target)
             time.sleep(AFTER_S)
             kept = num_bytes(self.target.pid)
         watched = self.watch.end()
@@ -81,6 +81,7 @@ class Session:
             is_up=is_alive(self.target.pid),
             last_status=self._status(),
             is_settled=self._settle(),
+            slack=slack,
         )
         return finding, measured
 
@@ -111,12 +112,15 @@ class Session:
         return False
 
 
-def _from_elsewhere(attack: Attack, target: Target) -> Finding:
-    """A real attacker has its own machine. Here only its thread gets a lower priority."""
+def _from_elsewhere(attack: Attack, target: Target) -> tuple[Finding, float]:
+    """Returns the finding, and the slack of the machine. A real attacker has its own machine. Here only its thread gets
+    a lower priority."""
 
-    def carry_out() -> Finding:
+    def carry_out() -> tuple[Finding, float]:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ATTACKER_NICENESS)
-        return asyncio.run(_carry_out(attack, replace(target, slack=max(target.slack, _slack()))))
+        slack = _slack()
+        finding = asyncio.run(_carry_out(attack, replace(target, slack=max(target.slack, slack))))
+        return finding, max(slack, _slack())
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(carry_out).result()

@@ -69,7 +69,7 @@ class Flood:
             self._kept.append(socket.create_connection(self._address, 5))
 
     def _send_calls(self, number: int) -> None:
-        self._answer(prompt="Count from 1 to 9.", max_tokens=8)
+        self._answer(prompt="Count from 1 to 9.", max_tokens=8, ignore_eos=True)
 
     def _send_sessions(self, number: int) -> None:
         self._answer(prompt=f"chat {number} of many", max_tokens=1, session=f"session {number}")

@@ -84,7 +84,7 @@ async def _calls(
     http: httpx2.AsyncClient, target: Target, seconds: float, statuses: Counter[str]
 ) -> list[float]:
     """Makes small calls one after the other, at least one. Returns the seconds of each, and counts how they ended."""
-    body = {"model": target.model, "prompt": "Count from 1 to 9.", "max_tokens": 8}
+    body = {"model": target.model, "prompt": "Count from 1 to 9.", "max_tokens": 8, "ignore_eos": True}
     times, deadline = list[float](), time.monotonic() + seconds
     while not times or time.monotonic() < deadline:
         begun_s = time.monotonic()

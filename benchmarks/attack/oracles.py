@@ -14,7 +14,7 @@ from benchmarks.attack.target import KEYS, NEWCOMER, OPERATOR, Finding, Target
 
 NEEDS_KEYS = True
 ATTACKER, VICTIM = KEYS
-COMPLETIONS = "/v1/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NUM_PROMPTS = 15
 # Sources of a predicted length that were learned from answers.
 LEARNED = ("neighbours", "regression", "class")
@@ -53,14 +53,15 @@ async def attack_predicted_lengths(target: Target) -> Finding:
 
 async def attack_taught_lengths(target: Target) -> Finding:
     """Repeats another key's prompt with answers that end at once."""
-    asked = {"prompt": "Count from 1 to 9.", "max_tokens": 64, "temperature": 0}
+    messages = [{"role": "user", "content": "Count from 1 to 9."}]
+    asked = {"messages": messages, "max_tokens": 64, "temperature": 0}
     cut = asked | {"stop_token_ids": list(range(384))}
     async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
         for _ in range(6):
-            await victim.post(COMPLETIONS, json=asked)
+            await victim.post(CHAT, json=asked)
         usual = await _error_of(target, victim, asked)
         for _ in range(12):
-            await attacker.post(COMPLETIONS, json=cut)
+            await attacker.post(CHAT, json=cut)
         taught = await _error_of(target, victim, asked)
     held = taught <= usual + 0.1
     return Finding("lengths taught by another key", held, f"relative error {usual:.2f}, then {taught:.2f}")
@@ -119,7 +120,7 @@ async def _error_of(target: Target, http: httpx2.AsyncClient, body: dict[str, An
     """Returns the mean relative error of the predicted lengths of three calls."""
     before = await _sum(target, r"alignedserve:length_prediction_relative_error_sum\{.*\}")
     for _ in range(3):
-        await http.post(COMPLETIONS, json=body)
+        await http.post(CHAT, json=body)
     return (await _sum(target, r"alignedserve:length_prediction_relative_error_sum\{.*\}") - before) / 3
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from benchmarks.attack.target import Finding
 
 # A stall counts as broken if it is this many times as long as the longest one just before and after the attack, and at
-# least this many seconds. A busy machine makes both longer.
+# least this many seconds, times the slack. A busy machine makes all of them longer.
 MAX_STALL_RATIO, MAX_STALL_S = 5.0, 1.0
 # How many times as long the calls of another key may take.
 MAX_RATIO = 10.0
@@ -45,6 +45,8 @@ class Measured:
     last_status: int
     # Whether nothing of the attack was left on the server some seconds later.
     is_settled: bool = True
+    # How many times as long as on a quiet machine the attacker's own work took.
+    slack: float = 1.0
 
 
 def killed(finding: Finding) -> set[int]:
@@ -90,7 +92,8 @@ def _objections(
         ("the victim heard nothing", measured.watched.silence_s, baseline.silence_s),
         ("/health did not answer", measured.watched.health_s, baseline.health_s),
     ):
-        if seconds > (max(MAX_STALL_RATIO * before_s, MAX_STALL_S) if hang_s is None else hang_s):
+        most_s = max(MAX_STALL_RATIO * before_s, MAX_STALL_S * measured.slack)
+        if seconds > (most_s if hang_s is None else hang_s):
             yield f"{what} for {seconds:.2f} s, and {before_s:.2f} s without the attack"
 
 

@@ -65,6 +65,7 @@ def test_a_busy_machine_widens_what_is_allowed() -> None:
     assert (around.silence_s, around.health_s) == (0.9, 0.6)
     slow = with_watched(silence_s=4.4, health_s=2.9)
     assert objections(HELD, slow, around) == [] != objections(HELD, slow, BASELINE)
+    assert objections(HELD, replace(slow, slack=5.0), BASELINE) == []
 
 
 def test_another_key_may_be_slower_during_a_flood() -> None:

@@ -3,8 +3,8 @@
 A connection belongs to the owner of the last API key that it has shown, and until then to its address. So clients
 behind a proxy, which all have its address, are told apart by their keys. Room for a new connection is taken from the
 holder with the most: first the connection idle longest, then the one that has waited longest for its client in the
-middle of a request. A connection whose request has arrived is never closed for another, nor is one that has not been
-read yet.
+middle of a request. A connection is never closed for another while its request waits for an answer, nor
+before it has been read.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Connections:
         return has_place
 
     def hold(self, connection: Closable, holder: str) -> None:
-        """Records whose a connection is. Safe to repeat, and for one that was not admitted."""
+        """Records the holder of a connection. Safe to repeat, and for one that was not admitted."""
         if (before := self._open.get(connection)) and before[0] != holder:
             self.end(connection)
             self._put(connection, holder, before[1])
@@ -154,8 +154,8 @@ class Connections:
 
 
 def holder_at(address: str) -> str:
-    """Returns the name of the holder of connections from an address that have shown no key. Whoever has an IPv6 address
-    has all of its /64."""
+    """Returns the name of the holder of connections from an address that have shown no key. The holder of
+    an IPv6 address has all of its /64."""
     if ":" in address:
         address = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
     return f"address {address}"
