@@ -71,6 +71,9 @@ class Flood:
     def _send_calls(self, number: int) -> None:
         self._answer(prompt="Count from 1 to 9.", max_tokens=8, ignore_eos=True)
 
+    def _send_choices(self, number: int) -> None:
+        self._answer(prompt="once upon a time", n=256, max_tokens=400, ignore_eos=True)
+
     def _send_sessions(self, number: int) -> None:
         self._answer(prompt=f"chat {number} of many", max_tokens=1, session=f"session {number}")
 
@@ -82,7 +85,9 @@ class Flood:
     # ---- calls ----
 
     def _answer(self, **body: Any) -> None:
+        """Reads the answer, and hangs up at the end of the flood."""
         with self._connected(**body) as sock:
+            sock.settimeout(max(self._end_s - time.monotonic(), 0.1))
             while sock.recv(65536):
                 pass
 

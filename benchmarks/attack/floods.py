@@ -41,6 +41,11 @@ async def attack_calls(target: Target) -> Finding:
     return await _flooded(target, "calls", ATTACKER)
 
 
+async def attack_choices(target: Target) -> Finding:
+    """Makes calls with 256 choices of 400 tokens each."""
+    return await _flooded(target, "choices", ATTACKER)
+
+
 async def attack_sessions(target: Target) -> Finding:
     """Makes calls that announce a next turn, each of a session of its own."""
     return await _flooded(target, "sessions", ATTACKER)
@@ -83,8 +88,9 @@ async def _started(target: Target, kind: str, key: str) -> asyncio.subprocess.Pr
 async def _calls(
     http: httpx2.AsyncClient, target: Target, seconds: float, statuses: Counter[str]
 ) -> list[float]:
-    """Makes small calls one after the other, at least one. Returns the seconds of each, and counts how they ended."""
-    body = {"model": target.model, "prompt": "Count from 1 to 9.", "max_tokens": 8, "ignore_eos": True}
+    """Makes calls of a token one after the other, at least one. Returns the seconds of each, and counts how they ended.
+    Further tokens would take as long as an iteration, which a full batch makes longer by itself."""
+    body = {"model": target.model, "prompt": "Count from 1 to 9.", "max_tokens": 1}
     times, deadline = list[float](), time.monotonic() + seconds
     while not times or time.monotonic() < deadline:
         begun_s = time.monotonic()
