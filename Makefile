@@ -36,9 +36,10 @@ clients: $(BIN)/uv
 fuzz: .venv/installed
 	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-300} $(BIN)/python -m pytest --everything tests/gateway/test_fuzz.py
 
-# some minutes; ONLY=router for some of it
+# a quarter of an hour; ONLY=router for some of it, DRAW=7 MINUTES=1.5 for some that are judged by no times
 attack: .venv/installed
-	$(BIN)/python -m benchmarks.attack $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m benchmarks.attack $(if $(ONLY),--only $(ONLY)) $(if $(DRAW),--draw $(DRAW)) \
+	  $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: .venv/installed
 	$(BIN)/ruff check .

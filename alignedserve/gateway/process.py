@@ -194,9 +194,8 @@ class GatewayProcess:
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
-        return GatewayServer(
-            app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
-        )
+        max_connections, is_shared = self._config.limits.max_connections, bool(self._gateways)
+        return GatewayServer(app, self.telemetry.traces.around, max_connections, is_shared, self._keys)
 
     def stop(self) -> None:
         """Must be called in the event loop's thread. Safe to repeat."""

@@ -62,5 +62,5 @@ def create(path: Path) -> BinaryIO:
 
 
 def open_log(name: str, flags: int) -> int:
-    """An opener for `open`. Created files are readable by the user's group too, and by no others."""
-    return os.open(name, flags, 0o640)
+    """An opener for `open`. Only this user can read the files that it creates."""
+    return os.open(name, flags, 0o600)

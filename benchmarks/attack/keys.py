@@ -1,4 +1,5 @@
-"""What the holder of one key can do to the holder of another, and what a client without a key can do to both."""
+"""What the holder of one key can do to the holder of another, and what a client without a key, or whoever writes the
+file of keys, can do to both."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
 
 from benchmarks.attack.answers import SLOW_PROPERTIES
-from benchmarks.attack.target import KEYS, Finding, Target
+from benchmarks.attack.target import KEYS, NEWCOMER, Finding, Target
 
 NEEDS_KEYS = True
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -189,3 +191,89 @@ async def _ended(going_on: list[asyncio.Task[httpx2.Response]]) -> int:
         each.cancel()
     await asyncio.gather(*going_on, return_exceptions=True)
     return num_left
+
+
+# ---- the file of keys ----
+
+
+async def attack_comments_in_the_file_of_keys(target: Target) -> Finding:
+    """Its lines end at a line feed, whatever else a text's lines may end at."""
+    odd = ["\x0c", "\x0b", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+    added = [f"key-in-a-comment-{number}" for number in range(len(odd))]
+    comments = "".join(f"# old:{end}{key}\n" for end, key in zip(odd, added, strict=True))
+    return await _with_keys(target, lambda text: text + comments, added, "a key in a comment")
+
+
+async def attack_a_cut_file_of_keys(target: Target) -> Finding:
+    """A file that is read while it is written."""
+    return await _with_keys(target, lambda text: text[:-5], [NEWCOMER[:-4]], "half of a key")
+
+
+async def _with_keys(
+    target: Target, changed: Callable[[str], str], never: Sequence[str], name: str
+) -> Finding:
+    """Changes the file of keys for some seconds. Held if none of `never` is a key, and the victim's remains one."""
+    path = target.state_dir / "keys"
+    text = path.read_text()
+    path.write_text(changed(text))
+    try:
+        deadline, found = time.monotonic() + 3.0 * target.slack, set[str]()
+        while time.monotonic() < deadline:
+            found |= {key for key in never if await _is_key(target, key)}
+            await asyncio.sleep(0.2)
+        keeps_others = await _is_key(target, VICTIM)
+    finally:
+        path.write_text(text)
+    while not await _is_key(target, NEWCOMER):
+        await asyncio.sleep(0.1)
+    return Finding(name, not found and keeps_others, f"{len(found)} of {len(never)} accepted")
+
+
+async def _is_key(target: Target, key: str) -> bool:
+    async with _client(target, key) as http:
+        return (await http.get("/v1/models")).status_code == 200
+
+
+# ---- one request, read in two ways ----
+
+
+async def attack_several_keys(target: Target) -> Finding:
+    """A proxy may check one of them, and the server another."""
+    async with _client(target, None) as http:
+        several = [
+            [("Authorization", f"Bearer {ATTACKER}"), ("Authorization", f"Bearer {VICTIM}")],
+            [("Authorization", "Bearer x"), ("Authorization", f"Bearer {VICTIM}")],
+            [("Authorization", f"Bearer {ATTACKER}"), ("x-api-key", VICTIM)],
+        ]
+        statuses = [(await http.get("/v1/models", headers=each)).status_code for each in several]
+    return Finding("several keys in a request", statuses == [400] * 3, str(statuses))
+
+
+async def attack_held_back_body(target: Target) -> Finding:
+    """Waits to be asked for a body, without a key."""
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: {target.host}\r\nExpect: 100-continue\r\nContent-Length: 29\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        writer.write(head.encode())
+        line = await asyncio.wait_for(reader.readline(), 5 * target.slack)
+    finally:
+        writer.close()
+    return Finding("a body that is held back", b" 401 " in line, line.decode().strip())
+
+
+async def attack_half_closed(target: Target) -> Finding:
+    """Closes the sending side after a whole call. The answer must arrive, and then the end."""
+    body = json.dumps({"model": target.model, "prompt": "x", "max_tokens": 4}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {target.host}\r\nAuthorization: Bearer {ATTACKER}\r\n"
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        writer.write(body)
+        writer.write_eof()
+        got = await asyncio.wait_for(reader.read(-1), 10 * target.slack)
+    finally:
+        writer.close()
+    answers = got.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    return Finding("a half-closed connection", answers.startswith(b"HTTP/1.1 200 "), f"{len(got)} bytes")

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-# The keys of a server for modules with NEEDS_KEYS = True: an attacker's and the victim's.
+# The keys of a server for modules with NEEDS_KEYS = True: an attacker's and the victim's. The newcomer's is used for
+# nothing else than to see whether it can learn from what the others did. The operator's can see what all have done.
 KEYS = ("attacker-key-of-make-attack", "victim-key-of-make-attack")
+NEWCOMER, OPERATOR = "newcomer-key-of-make-attack", "operator-key-of-make-attack"
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Target:
     pid: int
     state_dir: Path
     model: str
-    # Factor on all time limits of the attacks. It is above 1 only where other processes use the CPUs.
+    # Factor on all time limits of the attacks. It is above 1 only while other processes use the CPUs.
     slack: float = 1.0
 
 
@@ -33,3 +35,5 @@ class Finding:
     held: bool
     # For humans. "killed PID" excuses the end of that process, and the silence until it has been restarted.
     detail: str
+    # How many times as long another key's calls took as without the attack, measured in turn with it.
+    ratio: float | None = None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attack.attacks import all_attacks
+from benchmarks.attack.attacks import all_attacks, drawn
 from benchmarks.attack.target import Finding
-from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row
+from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row, widest
 
 BASELINE = Watched(silence_s=0.1, health_s=0.01, num_tokens=500, num_unwell=0, wrong=[])
 HELD = Finding("router.flood", True, "all answered")
@@ -31,6 +31,8 @@ def with_watched(**changes: Any) -> Measured:
         (HELD, with_watched(wrong=["a stream broke"])),
         (HELD, with_watched(silence_s=1.2)),
         (HELD, with_watched(health_s=1.2)),
+        (HELD, replace(CALM, is_settled=False)),
+        (replace(HELD, ratio=10.1), CALM),
     ],
 )
 def test_one_thing_that_is_wrong_is_enough(finding: Finding, measured: Measured) -> None:
@@ -56,6 +58,40 @@ def test_what_held_has_one_line(finding: Finding, measured: Measured) -> None:
     assert " held " in line and line.endswith(finding.detail)
     # under its heading
     assert line.index(" held ") + 1 == HEAD.index("verdict")
+
+
+def test_a_busy_machine_widens_what_is_allowed() -> None:
+    around = widest(replace(BASELINE, silence_s=0.9), replace(BASELINE, health_s=0.6))
+    assert (around.silence_s, around.health_s) == (0.9, 0.6)
+    slow = with_watched(silence_s=4.4, health_s=2.9)
+    assert objections(HELD, slow, around) == [] != objections(HELD, slow, BASELINE)
+    assert objections(HELD, replace(slow, slack=5.0), BASELINE) == []
+
+
+def test_another_key_may_be_slower_during_a_flood() -> None:
+    finding = replace(HELD, ratio=9.9)
+    assert objections(finding, CALM, BASELINE) == [] and "9.9 times as long" in row(finding, CALM, BASELINE)
+
+
+def test_where_no_speed_counts_only_a_hang_does() -> None:
+    for finding, seconds, expected in (
+        (replace(HELD, ratio=99.0), 19.0, 0),
+        (HELD, 21.0, 2),
+        (replace(HELD, held=False), 0.1, 1),
+    ):
+        measured = with_watched(silence_s=seconds, health_s=seconds)
+        assert len(objections(finding, measured, BASELINE, hang_s=20.0)) == expected
+
+
+def test_a_number_draws_attacks_of_one_server_which_all_come_in_time() -> None:
+    drawn_once = [drawn(number) for number in range(60)]
+    for attacks in drawn_once:
+        assert len({attack.needs_keys for attack in attacks}) == 1
+        assert not any(attack.is_timed for attack in attacks)
+    # A run has time for about five.
+    first = {attack.name for attacks in drawn_once for attack in attacks[:5]}
+    assert first == {attack.name for attack in all_attacks() if not attack.is_timed}
+    assert drawn(7) == drawn(7)
 
 
 def test_attacks_are_found_by_name_and_those_with_keys_come_last() -> None:

@@ -15,6 +15,7 @@ SOURCES = list((ROOT / "benchmarks").rglob("*.py"))
 NAMED = re.compile(r"python -m (benchmarks(?:\.[a-z_]\w*)+)")
 # processes that other benchmarks start, with arguments of their own
 HELPERS = {
+    "benchmarks.attack.flooder",
     "benchmarks.attack.victim",
     "benchmarks.rt_with_be.keep_open",
     "benchmarks.gpu.transformers_batching",

@@ -155,12 +155,14 @@ async def _keep_nothing(builder: ResponseBuilder, usage: TokenUsage) -> None:
 
 async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Prepared:
     """Reads the body and returns its call. Raises ApiError."""
-    return await request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
+    preparing = request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
+    return await unless_gone(http, preparing)
 
 
 async def answer_directly(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Response:
     """Reads the body and sends the answer of an endpoint that needs no engine. Raises ApiError."""
-    found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
+    preparing = request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
+    found = await unless_gone(http, preparing)
     headers = request_builder.ignored_parameters.note(found.ignored)
     return await json_response([found.body], headers)
 
@@ -173,7 +175,7 @@ async def respond(
     slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
     service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
     headers = request_builder.ignored_parameters.note(call.ignored)
-    generation, builder = await request_builder.build(call, service, owner)
+    generation, builder = await unless_gone(http, request_builder.build(call, service, owner))
     try:
         if call.is_stream:
             # The status is sent before the body, so every error that can be found before the first token is found

@@ -13,7 +13,7 @@ import asyncio
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -25,7 +25,7 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys, is_operator
+from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys, authorizations_of, is_operator
 from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits.limits import CallLimits
@@ -234,30 +234,37 @@ class AuthLimitsMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        owner = self._access.keys.owner(_authorization(headers))
+        given = authorizations_of(headers)
+        owner = self._access.keys.owner(given[0])
         if call := current_call.get():
             call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
         with self._access.memory.share(owner or ANYONE) as share:
             reading = BodyReading(receive, headers, share, *max_bytes)
             send = reading.answering(send)
-            refusal = self._refusal(scope, headers, owner) or reading.refusal()
+            refusal = self._refusal(scope, headers, owner, given) or reading.refusal()
             if refusal:
                 await reading.drop()
-                await refusal.response(scope["path"])(scope, receive, send)
+                await refusal.response(scope)(scope, receive, send)
                 return
             state = scope.setdefault("state", {})
             state.update(self._access.rights_of(owner or ANYONE), owner=owner or ANYONE, share=share)
             with self._access.drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers, owner: str | None) -> ApiError | None:
+    def _refusal(
+        self, scope: Scope, headers: Headers, owner: str | None, given: Sequence[str | None]
+    ) -> ApiError | None:
         if scope["path"] != PROBED and (refusal := self._access.callers.refusal(scope["method"], headers)):
             return refusal
+        if len(given) > 1 and self._access.keys.are_needed:
+            return ApiError(
+                400, "there are several API keys: send one, in one header", code="invalid_api_key"
+            )
         if owner is None and not self._is_public(scope):
             if self._access.keys.are_expired:
                 return unavailable(EXPIRED)
-            return _unauthorized(_authorization(headers) is not None)
+            return _unauthorized(given != [None])
         if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
         if (
@@ -304,12 +311,6 @@ def require_operator(http: Request) -> None:
 def _forbidden(what: str) -> ApiError:
     message = f"{what}, and needs an operator's key: see --operator-key"
     return ApiError(403, message, code="operator_key_required")
-
-
-def _authorization(headers: Headers) -> str | None:
-    """Returns the key as an Authorization header. Anthropic's clients send it in a header of its own."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _unauthorized(has_key: bool) -> ApiError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -15,9 +16,10 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing
+from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing, holder_at
 from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError, unavailable
-from alignedserve.gateway.http.framing import BadRequest, Framing, asked_path
+from alignedserve.gateway.http.framing import MAX_HEAD_BYTES, BadRequest, Framing, asked_headers, asked_path
+from alignedserve.gateway.http.keys import Keys, authorizations_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,12 @@ MAX_UNREAD_BYTES = 64 << 10
 # Paths that load balancers and Kubernetes request to see whether the system answers, and whether this process hangs.
 PROBED = frozenset({"/health", "/"})
 _HEAD_END = b"\r\n\r\n"
+# Sent to a client that has closed its sending side, until its answer begins: if it has closed the other side too, its
+# system resets the connection. A client ignores it. First and longest pause between two of them, in seconds.
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROBE_S, MAX_PROBE_S = 0.004, 0.5
+# States of a connection in Linux: the client has closed its sending side, and it has reset the connection.
+_CLOSE_WAIT, _CLOSED = 8, 7
 
 
 class _Transport:
@@ -84,6 +92,12 @@ class _Transport:
         if not self._is_paused:
             self._transport.resume_reading()
 
+    @property
+    def state(self) -> int:
+        """The connection's state in Linux. It includes what the client has done since the last read."""
+        sock = self._transport.get_extra_info("socket")
+        return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0])
+
     def close(self) -> None:
         if self._connection and self._connection.is_still_told:
             self.linger()
@@ -120,14 +134,21 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     _unheard: asyncio.TimerHandle | None = None
     transport: Any
 
-    def __init__(self, connections: Connections, **uvicorns: Any) -> None:
+    def __init__(self, connections: Connections, keys: Keys, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._crowd = connections
+        self._keys = keys
         self._framing = Framing()
         # Received bytes that are not parsed yet.
         self._arrived = bytearray()
         # Whether a request waits for its turn to begin.
         self._awaits_turn = False
+        # The lane in which it waits.
+        self._lane = ""
+        # Whether the client of the request that begins or is answered may be sent interim answers.
+        self._takes_interim = True
+        # Whether the client has closed its sending side.
+        self._has_ended = False
         self._num_dropped = 0
         self._app, self.app = self.app, self._answer
 
@@ -137,7 +158,11 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(_Transport(transport, self))  # type: ignore[arg-type]
         self._idle_since_s = self.loop.time()
         self._watch()
-        if not self._crowd.begin(self):
+        self._holder = holder_at(self.client[0] if self.client else "")
+        if self._crowd.begin(self, self._holder):
+            # The event loop reads it for the first time in its next turn.
+            self.loop.call_soon(self.loop.call_soon, self._note)
+        else:
             # Closed at once: a connection that is not counted must not stay open.
             transport.write(_written(unavailable("all available connections are in use")))
             transport.close()
@@ -147,6 +172,8 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.forget()
         self._heard()
         self._crowd.reads.leave(self.transport)
+        self._crowd.beginnings.drop(self._begin, self._lane)
+        self._awaits_turn = False
         self._crowd.end(self)
         if self._is_answering:
             self._crowd.losses.do(partial(self._lose, exc))
@@ -158,6 +185,35 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         # Leaves no reference cycles, because the garbage collector would find those of a thousand connections at once.
         self.app = self._app
         self.transport.let_go()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Returns whether the connection stays open: a client may close only its sending side, and wait for the answer
+        to a whole request. With HTTP/1.0, which has no interim answers, it can't be told from one that has gone."""
+        is_kept = self._has_whole_request and self._takes_interim and not self.transport.is_closing()
+        if is_kept and not self._has_ended:
+            self._has_ended = True
+            self._probe(PROBE_S)
+        return is_kept
+
+    @property
+    def _has_whole_request(self) -> bool:
+        return self._awaits_turn or (self._is_answering and self._framing.is_between)
+
+    def _probe(self, pause_s: float) -> None:
+        """Sends interim answers until the answer begins. They fail if the client waits for none."""
+        is_waiting = self._awaits_turn or (self._is_answering and not self.cycle.response_started)
+        if is_waiting and not self.transport.is_closing():
+            self.transport.write(_CONTINUE)
+            self.loop.call_later(pause_s, self._probe, min(4 * pause_s, MAX_PROBE_S))
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether the client is known to wait for no answer, before a request begins."""
+        if self.transport.state == _CLOSE_WAIT and self._takes_interim:
+            self.transport.write(_CONTINUE)
+        return self.transport.state == _CLOSED or (
+            self.transport.state == _CLOSE_WAIT and not self._takes_interim
+        )
 
     def abort(self) -> None:
         self.transport.abort()
@@ -193,6 +249,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         incomplete head does not. Bytes before `num_seen` were already searched for the end of a head."""
         self._arrived += data
         if self._awaits_turn:
+            self._bound_arrived()
             return
         is_between = self._framing.is_between and not self._is_answering
         if is_between and self._arrived.find(_HEAD_END, max(0, num_seen - len(_HEAD_END) + 1)) >= 0:
@@ -201,17 +258,32 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self._read()
 
     def _await_turn(self) -> None:
-        """Continues when it is this connection's turn to begin a request."""
+        """Continues when it is this connection's turn to begin a request. Owners of keys take turns, and so do the
+        addresses of clients without one."""
         self._awaits_turn = True
+        self._takes_interim = not self._arrived.partition(b"\r\n")[0].endswith(b"1.0")
+        self._holder = self._keys.owner(authorizations_of(asked_headers(self._arrived))[0]) or self._holder
+        self._crowd.hold(self, self._holder)
         # Behind a thousand other requests, a load balancer would consider this server dead.
         is_probe = asked_path(self._arrived) in PROBED
-        self._crowd.beginnings.do(self._begin, "probes" if is_probe else "")
+        self._lane = f"probes of {self._holder}" if is_probe else self._holder
+        self._crowd.beginnings.do(self._begin, self._lane)
         if self._awaits_turn:
-            self.flow.pause_reading()
+            self._bound_arrived()
             self._note()
+
+    def _bound_arrived(self) -> None:
+        # It is read on until then, because a client that hangs up is noticed only by reading.
+        if len(self._arrived) > MAX_HEAD_BYTES:
+            self.flow.pause_reading()
 
     def _begin(self) -> None:
         self._awaits_turn = False
+        if self.transport.is_closing():
+            return
+        if self._is_gone:
+            self.abort()
+            return
         self.flow.resume_reading()
         self._read()
 
@@ -240,6 +312,9 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
                 self.handle_events()
         except BadRequest as error:
             self._refuse(ApiError(error.status, str(error)))
+        if self._has_ended and not self._has_whole_request and not self.transport.is_closing():
+            # The rest of this request won't arrive.
+            self.abort()
         self._note()
 
     def _drop(self, num_bytes: int) -> None:
@@ -287,6 +362,8 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         elif self._arrived:
             # Each waiting request begins in a turn of the event loop of its own.
             self.loop.call_soon(self._go_on_from, 0)
+        elif self._has_ended:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         self._unheard = self.loop.call_later(HEARD_S, self.transport.abort)
@@ -306,7 +383,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         is_stalled = not self._framing.is_between or self.flow.write_paused
         is_begun = self._is_answering or self._awaits_turn
         is_idle = not is_begun or self.transport.is_closing()
-        doing = Doing.IDLE if is_idle else Doing.STALLED if is_stalled else Doing.ANSWERING
+        doing = Doing.IDLE if is_idle else Doing.STALLED if is_stalled else Doing.BUSY
         self._crowd.note(self, doing)
 
     def _watch(self) -> None:

@@ -1,9 +1,10 @@
 """Limits the number of open connections, and chooses which one is closed for a new one.
 
-There is one limit for all clients: behind a proxy they all have the same address, so a limit per address would be
-useless. A client that opens many connections without sending takes no places from others. The connection idle longest
-is closed first, then the one that has waited longest for its client in the middle of a request. A connection is never
-closed while its request is being answered.
+A connection belongs to the owner of the last API key that it has shown, and until then to its address. So clients
+behind a proxy, which all have its address, are told apart by their keys. Room for a new connection is taken from the
+holder with the most: first the connection idle longest, then the one that has waited longest for its client in the
+middle of a request. A connection is never closed for another while its request waits for an answer, nor
+before it has been read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
+from collections.abc import Iterable
 from enum import Enum, auto
 from itertools import islice
 from typing import Protocol
@@ -65,19 +68,36 @@ class Doing(Enum):
     IDLE = auto()
     # Waits for more of a body, or for its client to read the answer.
     STALLED = auto()
-    ANSWERING = auto()
+    # Is new and has not been read yet, or has a request to answer.
+    BUSY = auto()
 
 
 class Closable(Protocol):
     def abort(self) -> None: ...
 
 
+class _Held:
+    """The connections of a holder, by state, in the order in which they entered it."""
+
+    def __init__(self) -> None:
+        self.by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_doing.values()))
+
+    @property
+    def next_closed(self) -> Closable | None:
+        return next(iter(self.by_doing[Doing.IDLE] or self.by_doing[Doing.STALLED]), None)
+
+
 class Connections:
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, max_of_address: int | None = None) -> None:
+        """`max_of_address`: how many connections of one address may be open that have shown no key."""
         self._max_connections = max_connections
-        # The state of each connection; and for each state, its connections, in the order in which they entered it.
-        self._doing: dict[Closable, Doing] = {}
-        self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
+        self._max_of_address = max_of_address or max_connections
+        # The holder of each connection, and its state.
+        self._open: dict[Closable, tuple[str, Doing]] = {}
+        self._held: dict[str, _Held] = {}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = ReaderQueue()
         self.beginnings = FewAtOnce(MAX_BEGUN_AT_ONCE)
@@ -86,37 +106,59 @@ class Connections:
         self.is_retiring = False
 
     def __len__(self) -> int:
-        return len(self._doing)
+        return len(self._open)
 
-    def begin(self, connection: Closable) -> bool:
-        """Counts a new connection, which is idle. Returns False if there is no place: all others are being answered."""
-        if len(self) >= self._max_connections and not self._close_one():
-            return False
-        self._doing[connection] = Doing.IDLE
-        self._by_doing[Doing.IDLE][connection] = None
-        return True
+    def begin(self, connection: Closable, address: str) -> bool:
+        """Counts a new connection, which is busy until it is read. `address` is from `holder_at`. Returns False if
+        there is no place for it: no connection that may be closed for it can be closed."""
+        held = self._held.get(address)
+        if held is not None and len(held) >= self._max_of_address:
+            has_place = self._close_one_of([held])
+        else:
+            has_place = len(self) < self._max_connections or self._close_one_of(self._held.values())
+        if has_place:
+            self._put(connection, address, Doing.BUSY)
+        return has_place
+
+    def hold(self, connection: Closable, holder: str) -> None:
+        """Records the holder of a connection. Safe to repeat, and for one that was not admitted."""
+        if (before := self._open.get(connection)) and before[0] != holder:
+            self.end(connection)
+            self._put(connection, holder, before[1])
 
     def note(self, connection: Closable, doing: Doing) -> None:
         """Records the state of a connection. Safe to repeat, and for one that was not admitted."""
-        before = self._doing.get(connection, doing)
-        if before is not doing:
-            del self._by_doing[before][connection]
-            self._by_doing[doing][connection] = None
-            self._doing[connection] = doing
+        if (before := self._open.get(connection)) and before[1] is not doing:
+            self.end(connection)
+            self._put(connection, before[0], doing)
 
     def end(self, connection: Closable) -> None:
         """Stops counting a connection. Safe to repeat."""
-        doing = self._doing.pop(connection, None)
-        if doing is not None:
-            del self._by_doing[doing][connection]
+        if before := self._open.pop(connection, None):
+            holder, doing = before
+            del self._held[holder].by_doing[doing][connection]
+            if not self._held[holder]:
+                del self._held[holder]
 
-    def _close_one(self) -> bool:
-        for doing in (Doing.IDLE, Doing.STALLED):
-            for connection in self._by_doing[doing]:
-                self.end(connection)
-                connection.abort()
-                return True
-        return False
+    def _put(self, connection: Closable, holder: str, doing: Doing) -> None:
+        self._open[connection] = holder, doing
+        self._held.setdefault(holder, _Held()).by_doing[doing][connection] = None
+
+    def _close_one_of(self, holders: Iterable[_Held]) -> bool:
+        most = max((each for each in holders if each.next_closed), key=len, default=None)
+        if most is None or (connection := most.next_closed) is None:
+            return False
+        self.end(connection)
+        connection.abort()
+        return True
+
+
+def holder_at(address: str) -> str:
+    """Returns the name of the holder of connections from an address that have shown no key. The holder of
+    an IPv6 address has all of its /64."""
+    if ":" in address:
+        address = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
+    return f"address {address}"
 
 
 def fitting(max_connections: int) -> int:

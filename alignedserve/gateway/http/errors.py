@@ -1,25 +1,27 @@
-"""OpenAI's error envelope, {"error": {"message", "type", "param", "code"}}, for all errors, wherever they occur. Paths
-of Anthropic's API get Anthropic's envelope."""
+"""OpenAI's error envelope, {"error": {"message", "type", "param", "code"}}, for all errors, wherever they occur. Calls
+of Anthropic's API get Anthropic's envelope: by their path, or by the header that its clients send with all calls."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from alignedserve.store import StoreAway
 from alignedserve.types import InvalidRequest, shortened
 
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_PATH, ANTHROPIC_HEADER = "/v1/messages", "anthropic-version"
 # Code of a call that asks the server to store its conversation. If an error's details have it, Anthropic's client
 # retries with the whole conversation; it does not after other errors.
 THREAD_UNSUPPORTED = "thread_unsupported_request"
@@ -67,12 +69,16 @@ class ApiError(Exception):
             error["details"] = {"error_code": self.code, "unsupported": [self.param]}
         return {"type": "error", "error": error}
 
-    def body_for(self, path: str) -> dict[str, Any]:
-        """Returns the error's body in the envelope of the request's API. `path` is the request's path."""
-        return self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+    def body_for(self, path: str, headers: Collection[str] = ()) -> dict[str, Any]:
+        """Returns the error's body in the envelope of the request's API. `path` and `headers` are those of the
+        request."""
+        is_anthropic = path.startswith(ANTHROPIC_PATH) or ANTHROPIC_HEADER in headers
+        return self.anthropic_body if is_anthropic else self.body
 
-    def response(self, path: str) -> JSONResponse:
-        return JSONResponse(self.body_for(path), self.status, self.headers)
+    def response(self, scope: Scope) -> JSONResponse:
+        """Returns the answer to the request of `scope`."""
+        body = self.body_for(scope["path"], Headers(scope=scope))
+        return JSONResponse(body, self.status, self.headers)
 
 
 class BodyError(HTTPException):
@@ -117,12 +123,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return error.response(request.url.path)
+    return error.response(request.scope)
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InvalidRequest)
-    return invalid(error).response(request.url.path)
+    return invalid(error).response(request.scope)
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -130,9 +136,9 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if isinstance(first.get("input"), bytes):
         message = "the body must be JSON, and come with the header Content-Type: application/json"
-        return ApiError(400, message).response(request.url.path)
+        return ApiError(400, message).response(request.scope)
     # The location begins with where the value was sent: "body", "query", ...
-    return misshapen(first, first["loc"][1:]).response(request.url.path)
+    return misshapen(first, first["loc"][1:]).response(request.scope)
 
 
 def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
@@ -152,13 +158,13 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
 
 async def _store_away(request: Request, error: Exception) -> JSONResponse:
     # The reason is only logged, since it names places on this machine.
-    return unavailable("files and batches: the store can't be reached now").response(request.url.path)
+    return unavailable("files and batches: the store can't be reached now").response(request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyError):
-        return error.found.response(request.url.path)
+        return error.found.response(request.scope)
     phrase = HTTPStatus(error.status_code).phrase
     place = f"{request.method} {request.url.path}: {phrase.lower()}"
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
@@ -166,7 +172,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # The route that refused the method knows only its own methods.
         found.headers["Allow"] = ", ".join(_methods(request))
-    return found.response(request.url.path)
+    return found.response(request.scope)
 
 
 def _methods(request: Request) -> list[str]:
@@ -182,4 +188,4 @@ def _methods(request: Request) -> list[str]:
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     # The server logs the error with its traceback.
-    return ApiError(500, f"internal error: {type(error).__name__}").response(request.url.path)
+    return ApiError(500, f"internal error: {type(error).__name__}").response(request.scope)

@@ -15,6 +15,8 @@ import re
 from enum import Enum, auto
 from urllib.parse import unquote
 
+from starlette.datastructures import Headers
+
 # Bytes of the request line and all headers together, at most. Browsers also send cookies of other servers on the same
 # machine.
 MAX_HEAD_BYTES = 32 << 10
@@ -234,6 +236,14 @@ def asked_path(arrived: bytearray) -> str:
         return ""
     _, target, _ = _in_origin_form([line])[0].split(b" ")
     return unquote(target.partition(b"?")[0].decode("ascii"))
+
+
+def asked_headers(arrived: bytearray) -> Headers:
+    """Returns the headers of the request that `arrived` begins with, the head of which is complete. It may be one that
+    is refused later."""
+    lines = bytes(arrived[: arrived.find(b"\r\n\r\n")]).split(b"\r\n", MAX_HEADERS + 1)
+    pairs = (line.partition(b":") for line in lines[1 : MAX_HEADERS + 1])
+    return Headers(raw=[(name.lower(), value.strip(b"\t ")) for name, _, value in pairs])
 
 
 def _in_origin_form(lines: list[bytes]) -> list[bytes]:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 _KEY, _GROUP_OF, _OPERATOR = "key:", "group:", "operator:"
 # The digits of a key's digest that name it in logs.
@@ -88,6 +89,13 @@ class Keys:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         return self._owners.get(digest_of(key.strip())) if scheme.lower() == "bearer" else None
+
+
+def authorizations_of(headers: Headers) -> list[str | None]:
+    """Returns the key as an Authorization header, or None. Anthropic's clients send it in a header of its own. Several
+    are returned if they differ: a proxy in front may have checked another one than this server would."""
+    keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+    return list(dict.fromkeys(filter(None, [*headers.getlist("authorization"), *keys]))) or [None]
 
 
 def owner_of(http: Request) -> str:

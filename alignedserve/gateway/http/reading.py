@@ -93,6 +93,8 @@ class BodyReading:
         # Framing has refused values that are no number.
         self._announced = int(headers.get("content-length", "0"))
         self._is_chunked = "transfer-encoding" in headers
+        # Whether the client sends the body only after an interim answer, which `receive` sends.
+        self._is_held_back = "expect" in headers
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
@@ -145,7 +147,7 @@ class BodyReading:
         """Receives and drops an unneeded body, if it is small, so that the connection can be used again."""
         with contextlib.suppress(TimeoutError, BodyError):
             async with asyncio.timeout(DROPPING_S):
-                while not self._is_whole and self._is_small:
+                while not self._is_whole and self._is_small and not self._is_held_back:
                     await self.receive()
         self._is_broken = not self._is_whole
 

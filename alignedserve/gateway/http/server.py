@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from alignedserve.gateway.http.connection import HEAD_S, HttpConnection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
+from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
 from alignedserve.gateway.limits.limits import CallLimits
 
@@ -50,15 +51,19 @@ class GatewayServer(uvicorn.Server):
         around: Around,
         max_connections: int = CallLimits.max_connections,
         is_shared: bool = False,
+        keys: Keys | None = None,
     ) -> None:
         """`is_shared`: other gateways accept connections from the same socket."""
-        self.connections = Connections(fitting(max_connections))
+        keys, num_fitting = keys or Keys(), fitting(max_connections)
+        # Without keys, the address is all that tells clients apart, and they may all be behind one proxy.
+        max_of_address = num_fitting if not keys.are_needed else max(num_fitting // 2, 1)
+        self.connections = Connections(num_fitting, max_of_address)
         self._sockets: Sequence[socket.socket] = ()
         self._started = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 RequestIdMiddleware(app, around),
-                http=functools.partial(HttpConnection, self.connections),  # type: ignore[arg-type]
+                http=functools.partial(HttpConnection, self.connections, keys),  # type: ignore[arg-type]
                 ws="none",
                 proxy_headers=False,
                 log_config=None,

@@ -7,7 +7,6 @@ and a client may disconnect a thousand at once. Each takes little time, but toge
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 Work = Callable[[], None]
@@ -25,12 +24,16 @@ class FewAtOnce:
         """Does the work now if this turn has room for it, and in a later turn otherwise.
 
         Owners take turns, and work of one owner keeps its order. It counts as `weight` tasks. Patient work gets the
-        rest of each turn, but at least one task per turn."""
+        rest of each turn, but at least one task per turn. The same work waits only once at a time."""
         can_pass = not is_patient or not self._patient
         if self._done < self._at_once and not self._urgent and can_pass:
             self._do(work, weight)
         else:
             (self._patient if is_patient else self._urgent).add(owner, work, weight)
+
+    def drop(self, work: Work, owner: str = "") -> None:
+        """Forgets work that waits and is not patient. Safe to repeat."""
+        self._urgent.drop(owner, work)
 
     def _do(self, work: Work, weight: int) -> None:
         if not self._done:
@@ -50,21 +53,27 @@ class FewAtOnce:
 
 
 class _WaitingWork:
-    """Waiting work by owner. The owner with the next turn comes first."""
+    """Waiting work and its weight, by owner. The owner with the next turn comes first."""
 
     def __init__(self) -> None:
-        self._works: dict[str, deque[tuple[Work, int]]] = {}
+        self._works: dict[str, dict[Work, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._works)
 
     def add(self, owner: str, work: Work, weight: int) -> None:
-        self._works.setdefault(owner, deque()).append((work, weight))
+        self._works.setdefault(owner, {})[work] = weight
+
+    def drop(self, owner: str, work: Work) -> None:
+        works = self._works.get(owner, {})
+        if works.pop(work, None) is not None and not works:
+            del self._works[owner]
 
     def take(self) -> tuple[Work, int]:
         owner = next(iter(self._works))
         works = self._works.pop(owner)
-        found = works.popleft()
+        work = next(iter(works))
+        weight = works.pop(work)
         if works:
             self._works[owner] = works
-        return found
+        return work, weight

@@ -68,7 +68,7 @@ class CallLimits:
         "--max-files-at-bytes of an API key or its group [default: half of it, if there are several keys]",
     ] = None
     max_connections: Annotated[
-        int, "maximum open connections; beyond that, the longest idle one is closed"
+        int, "maximum open connections; beyond that, one of the key or address with the most is closed"
     ] = 8192
 
     def __post_init__(self) -> None:

@@ -9,13 +9,45 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 import httpcore2
 
-# IPv6 addresses that stand for IPv4 addresses and are translated by a gateway (NAT64).
-_NAT64 = IPv6Network("64:ff9b::/96")
+# The networks below are those of IANA's registries of special-purpose addresses, as of 2026: Python's own tables differ
+# between its patch versions. Anycast services within them are left out too.
+_SPECIAL_IPV4 = [
+    IPv4Network(each)
+    for each in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        # Azure's host, which answers to its machines alone. No registry has it.
+        "168.63.129.16/32",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        # Oracle's metadata among them.
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        # relays of 6to4
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        # multicast, and all that is reserved
+        "224.0.0.0/3",
+    )
+]
+# Only these are assigned to hosts of the public Internet, and some of them have a special purpose too: protocols, among
+# them Teredo; documentation; 6to4; documentation.
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+_SPECIAL_IPV6 = [IPv6Network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+# IPv6 addresses that end with the IPv4 address that they stand for: in the host, in a gateway (NAT64), and long ago.
+_EMBEDDING = [IPv6Network(each) for each in ("::ffff:0:0/96", "64:ff9b::/96", "::/96")]
+# The 32 bits before the IPv4 address in an address of ISATAP, without the bit that says whether it is unique.
+_ISATAP, _ISATAP_MASK = 0x5EFE, 0xFDFFFFFF
 
 
 class AddressNotAllowed(httpcore2.ConnectError):
@@ -63,21 +95,16 @@ async def _addresses_of(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Returns whether the address is public."""
+    """Returns whether the address is public, and so is the IPv4 address in it, if there is one."""
     try:
-        found = _plain(ip_address(address))
+        found = ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, IPv6Address) and (found.is_site_local or found.sixtofour or found.teredo):
-        return False
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
-
-
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Returns the IPv4 address that an IPv6 address stands for, or else the address itself."""
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped:
-            return address.ipv4_mapped
-        if address in _NAT64 or int(address) >> 32 == 0:
-            return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
+    if isinstance(found, IPv4Address):
+        return not any(found in network for network in _SPECIAL_IPV4)
+    embedded = str(IPv4Address(int(found) & 0xFFFFFFFF))
+    if any(found in network for network in _EMBEDDING):
+        return is_public(embedded)
+    is_isatap = int(found) >> 32 & _ISATAP_MASK == _ISATAP
+    is_special = found not in _GLOBAL_IPV6 or any(found in network for network in _SPECIAL_IPV6)
+    return not is_special and (not is_isatap or is_public(embedded))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from urllib.parse import SplitResult, unquote, urlsplit
 
 MAX_URL_CHARS = 2048
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
 
 def check_url(url: str) -> SplitResult:
@@ -19,10 +21,13 @@ def check_url(url: str) -> SplitResult:
         raise ValueError("must have no user and no fragment")
     # This raises ValueError for an invalid port.
     parts.port  # noqa: B018
-    # A receiver may resolve such a path to another one.
+    # A receiver may resolve such a path to another one. Some drop what follows a semicolon, and some decode twice.
     plain = unquote(parts.path)
-    if plain.count("/") != parts.path.count("/") or "\\" in plain or {".", ".."} & {*plain.split("/")}:
+    names = {segment.partition(";")[0] for segment in plain.split("/")}
+    if plain.count("/") != parts.path.count("/") or "\\" in plain or {".", ".."} & names:
         raise ValueError("must have a path without . and .. and without escaped slashes")
+    if _ESCAPE.search(plain):
+        raise ValueError("must have a path that is percent-encoded once")
     return parts
 
 

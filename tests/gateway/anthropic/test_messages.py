@@ -25,6 +25,7 @@ from tests.gateway.tools.test_families import TYPES, cut
 from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
+from tests.store.redis_process import redis_running
 
 MESSAGES = "/v1/messages"
 ASKED: dict[str, Any] = {
@@ -371,6 +372,26 @@ def test_errors_are_anthropics(more: dict[str, Any], message: str, with_tools: S
         assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
 
     with_tools.play(scenario)
+
+
+@pytest.mark.slow
+def test_errors_of_calls_with_anthropics_header_are_anthropics_too() -> None:
+    async def scenario() -> None:
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            headers = {"anthropic-version": "2023-06-01"}
+            form = {"file": ("x", b"{}")}
+            sent = at.http.post("/v1/files", files=form, headers=headers)
+            other = at.http.get("/v1/skills", headers=headers)
+            for answer, kind, said in (
+                (await sent, "invalid_request_error", "files of Anthropic's API do not exist here"),
+                (await other, "not_found_error", "not found"),
+            ):
+                error = answer.json()["error"]
+                assert answer.json()["type"] == "error" and error["type"] == kind and said in error["message"]
+            plain = await at.http.post("/v1/files", files=form)
+            assert plain.json()["error"]["param"] == "purpose"
+
+    play(scenario)
 
 
 def test_other_errors_have_their_types() -> None:

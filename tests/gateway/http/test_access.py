@@ -366,3 +366,37 @@ def test_an_idle_server_stops_at_once() -> None:
             await at.router.until(lambda: list(at.router.hub) == [])
 
     play(scenario)
+
+
+# ---- what a proxy in front may read otherwise ----
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ([("Authorization", "Bearer secret"), ("Authorization", "Bearer other")], 400),
+        ([("Authorization", "Bearer wrong"), ("Authorization", "Bearer secret")], 400),
+        ([("Authorization", "Bearer secret"), ("x-api-key", "other")], 400),
+        ([("x-api-key", "secret"), ("x-api-key", "other")], 400),
+        ([("Authorization", "Bearer secret"), ("x-api-key", "secret")], 200),
+        ([("Authorization", ""), ("x-api-key", "secret")], 200),
+    ],
+)
+def test_a_request_has_one_key(headers: list[tuple[str, str]], code: int) -> None:
+    async def scenario() -> None:
+        async with served(**KEYED) as at:
+            answer = await at.http.get("/v1/models", headers=headers)
+            assert answer.status_code == code
+            if code == 400:
+                assert "several API keys" in answer.json()["error"]["message"]
+
+    play(scenario)
+
+
+def test_without_keys_nothing_depends_on_them() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            headers = {"Authorization": "Bearer a", "x-api-key": "b"}
+            assert (await at.http.get("/v1/models", headers=headers)).status_code == 200
+
+    play(scenario)

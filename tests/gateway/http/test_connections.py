@@ -333,27 +333,28 @@ class Fake:
 def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> None:
     crowd = Connections(4)
     kept = [Fake() for _ in range(4)]
-    assert all(map(crowd.begin, kept))
-    crowd.note(kept[0], Doing.ANSWERING)
+    for each in kept:
+        assert crowd.begin(each, "a")
+        crowd.note(each, Doing.IDLE)
+    crowd.note(kept[0], Doing.BUSY)
     crowd.note(kept[1], Doing.STALLED)
     # it has asked something in between
-    crowd.note(kept[2], Doing.ANSWERING)
+    crowd.note(kept[2], Doing.BUSY)
     crowd.note(kept[2], Doing.IDLE)
     gone = []
     for _ in range(3):
         new = Fake()
-        assert crowd.begin(new)
-        crowd.note(new, Doing.ANSWERING)
+        assert crowd.begin(new, "a")
         gone.append([each.is_open for each in kept])
     assert gone == [
         [True, True, True, False],
         [True, True, False, False],
         [True, False, False, False],
     ]
-    assert not crowd.begin(Fake()) and len(crowd) == 4
+    assert not crowd.begin(Fake(), "a") and len(crowd) == 4
     crowd.end(kept[0])
     crowd.end(kept[0])
-    assert crowd.begin(Fake()) and len(crowd) == 4
+    assert crowd.begin(Fake(), "a") and len(crowd) == 4
 
 
 @pytest.mark.slow

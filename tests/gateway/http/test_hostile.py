@@ -198,9 +198,11 @@ def test_who_takes_nothing_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_nothing_is_written_to_who_has_left(caplog: pytest.LogCaptureFixture) -> None:
-    said = asyncio.Event()
+    asked, left, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def talkative(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        await left.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(100):
             await send({"type": "http.response.body", "body": b"x", "more_body": number < 99})
@@ -214,8 +216,9 @@ def test_nothing_is_written_to_who_has_left(caplog: pytest.LogCaptureFixture) ->
             serving = asyncio.create_task(gateway.serve([sock]))
             _, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # before the server has read any of it
+            await asked.wait()
             writer.close()
+            left.set()
             await said.wait()
             gateway.should_exit = True
             await serving

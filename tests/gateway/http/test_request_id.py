@@ -203,7 +203,7 @@ def test_log_files_are_not_for_others_and_not_where_others_write(log: io.StringI
     finally:
         os.umask(before)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((directory / "gateway.log").stat().st_mode) == 0o640
+    assert stat.S_IMODE((directory / "gateway.log").stat().st_mode) == 0o600
     directory.chmod(0o777)
     with pytest.raises(OSError, match="other users of this machine can write in it"):
         LogConfig(dir=str(directory)).start("gateway", has_console=False)

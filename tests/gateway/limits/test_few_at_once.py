@@ -161,3 +161,19 @@ def test_one_that_fails_does_not_keep_the_others_from_their_turns(
 
     asyncio.run(scenario())
     assert "this one fails" in caplog.text
+
+
+def test_what_is_dropped_takes_no_turn() -> None:
+    async def scenario() -> None:
+        turns, noted = FewAtOnce(at_once=1), Noted()
+        works = [noted.work(str(number)) for number in range(1000)]
+        for work in works:
+            turns.do(work, "a")
+        for work in works[1:-1]:
+            turns.drop(work, "a")
+            turns.drop(work, "a")
+        turns.drop(works[-1], "b")
+        await noted.until(2)
+        assert noted.done == ["0", "999"] and noted.turn < 5
+
+    asyncio.run(scenario())

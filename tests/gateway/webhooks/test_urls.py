@@ -26,6 +26,7 @@ PREFIXES = ("https://hooks.example.com/team-a", "http://10.1.2.3:8080/")
         "https://HOOKS.example.com:443/team-a/x?y=z",
         "http://10.1.2.3:8080",
         "http://10.1.2.3:8080/anything",
+        "http://10.1.2.3:8080/100%25;v=1/a%20b",
     ],
 )
 def test_what_begins_like_an_allowed_one_is_allowed(url: str) -> None:
@@ -61,6 +62,12 @@ def test_what_does_not_is_not(url: str) -> None:
         "https://hooks.example.com/team-a/%2e%2e/team-b",
         "https://hooks.example.com/team-a/%2fteam-b",
         "https://hooks.example.com/team-a/..%5cteam-b",
+        "https://hooks.example.com/team-a/..;/team-b",
+        "https://hooks.example.com/team-a/..;a=b/team-b",
+        "https://hooks.example.com/team-a/.%2e%3bx/team-b",
+        "https://hooks.example.com/team-a/%252e%252e/team-b",
+        "https://hooks.example.com/team-a/..%252fteam-b",
+        "https://hooks.example.com/team-a/%25252e%25252e/team-b",
         "https://hooks.example.com\\@evil.example/team-a",
         "https://hooks.example.com/team-a#x",
         "https://hooks.example.com:99999/team-a",
@@ -79,7 +86,12 @@ def test_what_is_no_plain_url_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+    "address",
+    [
+        *("1.1.1.1", "93.184.216.34", "192.0.1.1", "172.32.0.1", "223.255.255.255"),
+        *("2606:4700::1111", "2a00::5efe:101:101", "2400:cb00::200:5efe:101:101", "2001:200::1"),
+        *("::ffff:1.1.1.1", "64:ff9b::101:101", "::1.1.1.1"),
+    ],
 )
 def test_public_addresses(address: str) -> None:
     assert is_public(address)
@@ -93,7 +105,12 @@ def test_public_addresses(address: str) -> None:
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00::1", "ff02::1", "fec0::1", "2001:db8::1"),
         # IPv4 in IPv6: mapped, compatible, NAT64, 6to4, Teredo
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1"),
-        *("2002:7f00:1::", "2002:a00:1::", "2001:0:7f00:1::"),
+        *("2002:7f00:1::", "2002:a00:1::", "2002:101:101::", "2001:0:7f00:1::"),
+        # and ISATAP
+        *("2606:4700::5efe:a00:1", "2606:4700::200:5efe:7f00:1", "fe80::5efe:101:101"),
+        # metadata of clouds, and what Python's tables have or not, by its version
+        *("192.0.0.192", "168.63.129.16", "192.88.99.1", "192.0.0.9", "3fff::1", "2001:20::1", "2001:1::1"),
+        *("64:ff9b:1::a00:1", "100::1", "5f00::1", "4000::1", "::ffff:0:10.0.0.1"),
         "not an address",
     ],
 )

@@ -215,7 +215,8 @@ class Upload:
 
     async def commit(self) -> FileRecord:
         if "purpose" not in self._fields:
-            raise ApiError(400, "purpose: is missing", param="purpose")
+            message = "purpose: is missing, and must be 'batch'; files of Anthropic's API do not exist here"
+            raise ApiError(400, message, param="purpose")
         if self._filename is None:
             raise ApiError(400, "file: is missing", param="file")
         if self._buffer:
