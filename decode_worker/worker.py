@@ -97,7 +97,8 @@ class DecodeWorker(Worker):
             case Evict():
                 self._evict(order)
             case Abort():
-                self._abort(order.key, Gone([order.key]))
+                for key in order.keys:
+                    self._abort(key, Gone([key]))
             case ForgetAll():
                 self.prompts.distrust_all(order.era)
             case _:

@@ -23,6 +23,7 @@ from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.intake import Submissions
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
+from alignedserve.router.owner_room import OwnerRoom
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.recovery import CopyRetries, Orphans, PoolRecovery, Recovery
 from alignedserve.router.reports import InstanceReports, OutputProcessor
@@ -52,6 +53,7 @@ class Router:
         offers = Offers(state, transitions)
         staging = StagedTransfers(state, transitions, recaller, offers)
         self._eviction = eviction = Eviction(state, transitions, requeuer, recaller, pool)
+        self._owner_room = OwnerRoom(state, eviction)
         self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)
@@ -85,6 +87,7 @@ class Router:
         self._prefill.start()
         self._eviction.retry()
         self._decode.assign()
+        self._owner_room.make()
         self._role_changes.go_on(isinstance(event, Tick))
         return self.state.outbox.take(now)
 
@@ -93,8 +96,8 @@ class Router:
             case Submit():
                 self._submissions.submit(sender, message)
                 self._role_changes.submitted(message.request)
-            case Abort(key=key):
-                self._submissions.abort(sender, key)
+            case Abort(keys=keys):
+                self._submissions.abort(sender, keys)
             case Reserved():
                 self._reserved(message)
             case Candidates():

@@ -39,8 +39,11 @@ class Paced:
     def take(self) -> list[int]:
         """Requests that it has heard of; of aborted ones, below zero."""
         heard, self.heard[:] = self.heard[:], [each for each in self.heard if isinstance(each, Echo)]
-        numbers = [-each.key if isinstance(each, Abort) else each for each in heard]
-        return [each for each in numbers if isinstance(each, int)]
+        numbers: list[int] = []
+        for each in heard:
+            numbers += [-key for key in each.keys] if isinstance(each, Abort) else []
+            numbers += [each] if isinstance(each, int) else []
+        return numbers
 
     def answer(self, took_s: float = 0.002) -> float:
         """How long the rest after that is."""
