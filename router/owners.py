@@ -1,7 +1,7 @@
 """Turns of the owners of API keys, where requests of several owners compete. Pure.
 
-The owner with the least served work goes first (start-time fair queueing). Work is counted in tokens, computed for
-prompts and answers. An owner without open requests is forgotten. When it returns, it is counted as if it had been served
+The owner with the least served work goes first (start-time fair queueing). Work is counted in tokens: those of prompts
+when they start, and those of answers as they come. An owner without open requests is forgotten. When it returns, it is counted as if it had been served
 like the last one that had a turn: it has earned nothing while it was away, and owes nothing.
 
 So an owner that wants little has its turn at once, whatever others want, and owners that want much get equal parts. With
@@ -44,12 +44,13 @@ class OwnerTurns:
         if not self._num_open[owner]:
             del self._num_open[owner], self._served[owner]
 
-    def had_turn(self, owner: str) -> None:
+    def had_turn(self, owner: str, num_tokens: int) -> None:
+        """Counts a prompt that starts."""
         self._level = max(self._level, self.served(owner))
+        self.serve(owner, num_tokens)
 
     def serve(self, owner: str, num_tokens: int) -> None:
-        """Counts work for an owner with open requests."""
-        self._served[owner] += num_tokens
+        self._served[owner] = self.served(owner) + num_tokens
 
 
 class OwnerOrder:

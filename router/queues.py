@@ -229,7 +229,7 @@ class Line:
     def take(self, request: RoutedRequest) -> None:
         own = self._of[request.owner]
         own.take(request.key)
-        self.turns.had_turn(request.owner)
+        self.turns.had_turn(request.owner, request.num_missing)
         self._left(request.owner, own)
 
     def _left(self, owner: str, own: WaitingLine) -> None:

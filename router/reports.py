@@ -61,14 +61,12 @@ class OutputProcessor:
         if not num_before and news.tokens:
             self._router.output.add_progress(state, len(state.request.prompt), news.num_reused, now)
         output += news.tokens
-        num_computed = len(news.tokens)
         if not num_before:
-            num_computed += len(state.request.prompt) - news.num_reused
             self._note_first_token(state)
         elif num_before == 1 and state.is_rt and not state.deadlines.is_lost(1, now):
             # A lost request has waited for others.
             self._router.cluster.note_second_token(now - state.deadlines.first_due_s)
-        self._router.prefill_queue.turns(state.is_rt).serve(state.owner, num_computed)
+        self._router.prefill_queue.turns(state.is_rt).serve(state.owner, len(news.tokens))
         if view := self._router.cluster.computing(sender):
             self._note_computed(view, state)
         if news.finish_reason or not num_before:
