@@ -125,6 +125,13 @@ class DecodeWorker(Worker):
             num_tokens = min(request.num_computed, len(order.blocks) * self.engine.format.block_size)
             self._save_changed(order, request, num_tokens)
             return
+        scheduled = self.schedule.blocks.running.get(order.key)
+        if scheduled and scheduled.keeps_inputs:
+            # They can't go to the pool, so the request is computed again.
+            self.schedule.blocks.ended(order.key)
+            self._leave(order.key)
+            self._report.dropped.append(order.key)
+            return
         needed = self.engine.format.num_columns(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"

@@ -164,7 +164,7 @@ class DecodeDispatch:
         is_search_left_out = False
         for order in self._router.policy.decide(self._router.island):
             if isinstance(order, Assign):
-                self._take(order)
+                self.take(order)
             elif self._router.decode_queue.competes:
                 is_search_left_out = True
                 self._leave_out(order)
@@ -173,7 +173,7 @@ class DecodeDispatch:
         if is_search_left_out:
             waiting = routing.real_time_first(self._router.decode_queue)
             for each in routing.assign_in_order(waiting, self._router.cluster.decodes):
-                self._take(each)
+                self.take(each)
 
     def _leave_out(self, search: FormBatch | FindNear) -> None:
         """Answers a search that the pool must not see: it would find real time of all owners."""
@@ -181,7 +181,8 @@ class DecodeDispatch:
             found = view.batch_search if isinstance(search, FormBatch) else view.near_search
             found.answered(has_found=True)
 
-    def _take(self, order: Assign) -> None:
+    def take(self, order: Assign) -> None:
+        """Offers requests that wait in the pool."""
         states = [
             state for request in order.requests if (state := self._router.decode_queue.get(request.key))
         ]

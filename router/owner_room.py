@@ -1,8 +1,8 @@
 """Makes room on instances for real time of an owner that has less there than another one. Pure.
 
-Policies evict best effort for real time. Real time that runs stays, whoever sent it. So where one owner has all slots or
-blocks, its youngest requests are evicted with their KV until the request that waits fits. They leave only as long as
-their owner has still at least as much as the other one: of slots if those are short, and otherwise of tokens. So owners
+Policies evict best effort for real time. Real time that runs stays, whoever sent it. So where one owner has all slots
+or blocks, its youngest requests are evicted with their KV until the request that waits fits. They leave only as long as
+their owner then has at least as much as the other one: of slots if those are short, and otherwise of tokens. Owners
 that want much end with equal parts, and nothing moves back and forth.
 """
 
@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from alignedserve.router.dispatch import DecodeDispatch
 from alignedserve.router.leaving import Eviction
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.views import DecodeView
+from alignedserve.scheduling.island import Assign
 from alignedserve.types import RequestKey
 
 # The most waiting requests for which one event makes room at an instance. The next event goes on.
@@ -29,9 +31,11 @@ ITERATIONS_TO_EVICT = 4
 class OwnerRoom:
     _router: RouterState
     _eviction: Eviction
+    _decode: DecodeDispatch
 
     def make(self) -> None:
-        """Called after each event, when the policy has assigned what fits."""
+        """Called after an instance's report, when the policy has assigned what fits. Takes as long as an instance has
+        requests."""
         if not self._router.prefill_queue.owners_compete:
             return
         queue = self._router.decode_queue
@@ -55,15 +59,26 @@ class OwnerRoom:
         if not self._has_waited(first, view):
             room.keep_best_effort()
         newcomers = [state for state in waiting if state.owner == first.owner][:MAX_NEWCOMERS]
-        served = set()
+        chosen = []
         for newcomer in newcomers:
             victims = room.make(newcomer)
             if victims is None:
                 break
             for victim in victims:
                 self._eviction.begin(victim)
-            served.add(newcomer.key)
-        return [state for state in pooled if state.key not in served]
+            chosen.append(newcomer)
+        self._offer(view, [state for state in chosen if state.phase is Phase.POOLED])
+        return [state for state in pooled if state not in chosen]
+
+    def _offer(self, view: DecodeView, pooled: Sequence[RequestState]) -> None:
+        """Offers requests to an instance where all room is promised to others. They would take what becomes free."""
+        waiting = [
+            state
+            for state in pooled
+            if view.num_available_slots < 1 or view.num_available_blocks < view.blocks_to_run(state)
+        ]
+        if waiting:
+            self._decode.take(Assign(view.instance_id, waiting, is_urgent=True))
 
     def _find(self, key: RequestKey) -> RequestState | None:
         state = self._router.requests.get(key)

@@ -1,10 +1,10 @@
 """Turns of the owners of API keys, where requests of several owners compete. Pure.
 
 The owner with the least served work goes first (start-time fair queueing). Work is counted in tokens: those of prompts
-when they start, and those of answers as they come. An owner without open requests is forgotten. When it returns, it is counted as if it had been served
-like the last one that had a turn: it has earned nothing while it was away, and owes nothing.
+when they start, and those of answers as they come. An owner without open requests is forgotten. When it returns, it is
+counted as if it had been served like the last one that had a turn. It has earned nothing meanwhile, and owes nothing.
 
-So an owner that wants little has its turn at once, whatever others want, and owners that want much get equal parts. With
+So an owner that wants little has its turn at once, whatever others want. Owners that want much get equal parts. With
 one owner, no order changes.
 """
 

@@ -53,10 +53,10 @@ class Router:
         offers = Offers(state, transitions)
         staging = StagedTransfers(state, transitions, recaller, offers)
         self._eviction = eviction = Eviction(state, transitions, requeuer, recaller, pool)
-        self._owner_room = OwnerRoom(state, eviction)
         self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)
+        self._owner_room = OwnerRoom(state, eviction, self._decode)
         self._ended_answers = ended = EndedAnswers(state, transitions, recaller, pool)
         self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, ended, orphans, pool)
         output = OutputProcessor(state, recaller, ended, pool)
@@ -87,7 +87,10 @@ class Router:
         self._prefill.start()
         self._eviction.retry()
         self._decode.assign()
-        self._owner_room.make()
+        if isinstance(event, Tick) or (
+            isinstance(event, Received) and isinstance(event.message, DecodeReport)
+        ):
+            self._owner_room.make()
         self._role_changes.go_on(isinstance(event, Tick))
         return self.state.outbox.take(now)
 

@@ -264,10 +264,7 @@ class AuthLimitsMiddleware:
             return _unauthorized(_authorization(headers) is not None)
         if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if (
-            owner is not None
-            and (num_open := self._access.drain_state.num_open(owner)) >= self._max_requests
-        ):
+        if owner is not None and (num_open := self._access.drain_state.num_open(owner)) >= self._max_requests:
             return _too_many(self._max_requests, num_open, 1)
         return None
 
@@ -312,7 +309,7 @@ def add_choices(http: Request, num_choices: int) -> None:
 
 def _too_many(limit: int, num_open: int, num_more: int) -> ApiError:
     message = (
-        f"{num_open} requests are open, and {num_more} more would exceed max_requests_per_key={limit}: for one API key, "
-        "or of all clients together if the server needs no key. Each choice counts"
+        f"{num_open} requests are open, and {num_more} more would exceed max_requests_per_key={limit}: for one API "
+        "key, or of all clients together if the server needs no key. Each choice counts"
     )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)

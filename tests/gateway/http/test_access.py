@@ -277,7 +277,9 @@ def test_each_choice_of_a_call_counts() -> None:
 
             async def ask(key: str, n: int) -> httpx2.Response:
                 headers = {"authorization": f"Bearer {key}"}
-                return await at.http.post("/v1/completions", json={"prompt": ["x", "y"], "n": n}, headers=headers)
+                return await at.http.post(
+                    "/v1/completions", json={"prompt": ["x", "y"], "n": n}, headers=headers
+                )
 
             asking = asyncio.create_task(ask("secret", 3))
             await at.router.until(lambda: len(at.router.submitted) == 6)
