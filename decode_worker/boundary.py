@@ -84,7 +84,7 @@ class Boundary:
 
     @property
     def requests(self) -> Sequence[ScheduledRequest]:
-        return [*self._candidates.requests]
+        return self._candidates.in_turn(self._block_table.running.values())
 
     @property
     def batch(self) -> Sequence[ScheduledRequest]:

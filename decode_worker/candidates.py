@@ -3,6 +3,7 @@ candidate batch, which runs next."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, ValuesView
 from itertools import chain
 
@@ -22,6 +23,8 @@ class Candidates:
         self._lookup = lookup or NoPrefixCache()
         self._requests: ScheduledRequests = {}
         self._batch: ScheduledRequests = {}
+        # Number of candidate requests of each owner.
+        self._num_of: Counter[str] = Counter()
         # Number of the running batch.
         self.running_batch = 0
         # Batches with smaller numbers must leave.
@@ -35,25 +38,48 @@ class Candidates:
         else:
             block_hashes = self._lookup.block_hashes(work)
         into[work.request.key] = scheduled_request(work, source, batch, self._max_model_len, block_hashes)
+        if not is_batch:
+            self._num_of[work.request.owner] += 1
 
     def take(self, scheduled: ScheduledRequest) -> None:
         """Removes an admitted request. If it is in the candidate batch, that becomes the running batch."""
         if self._batch.pop(scheduled.key, None):
             self.running_batch = scheduled.batch
         else:
-            del self._requests[scheduled.key]
+            self._count_out(self._requests.pop(scheduled.key))
 
     def drop(self, key: RequestKey) -> bool:
-        return any(requests.pop(key, None) for requests in (self._requests, self._batch))
+        if request := self._requests.pop(key, None):
+            self._count_out(request)
+        return bool(request or self._batch.pop(key, None))
+
+    def _count_out(self, request: ScheduledRequest) -> None:
+        self._num_of[request.owner] -= 1
+        if not self._num_of[request.owner]:
+            del self._num_of[request.owner]
 
     def clear(self) -> None:
         self._requests.clear()
         self._batch.clear()
+        self._num_of.clear()
         self.first_batch_to_stay = 0
 
     @property
     def requests(self) -> ValuesView[ScheduledRequest]:
         return self._requests.values()
+
+    def in_turn(self, running: Iterable[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Returns the candidate requests in the order in which they were offered. If they have several owners, one that
+        has less here goes first, as if each candidate before it ran."""
+        if len(self._num_of) <= 1:
+            return [*self._requests.values()]
+        num_here = Counter(request.owner for request in running)
+
+        def place(request: ScheduledRequest) -> int:
+            num_here[request.owner] += 1
+            return num_here[request.owner]
+
+        return sorted(self._requests.values(), key=place)
 
     @property
     def batch(self) -> ValuesView[ScheduledRequest]:

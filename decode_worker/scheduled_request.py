@@ -68,6 +68,10 @@ class ScheduledRequest:
         self.num_cached = self.num_pooled = 0
 
     @property
+    def owner(self) -> str:
+        return self.work.request.owner
+
+    @property
     def is_returning(self) -> bool:
         return self.num_pooled > 0 and not self.work.is_first
 

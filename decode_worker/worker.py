@@ -97,7 +97,8 @@ class DecodeWorker(Worker):
             case Evict():
                 self._evict(order)
             case Abort():
-                self._abort(order.key, Gone([order.key]))
+                for key in order.keys:
+                    self._abort(key, Gone([key]))
             case ForgetAll():
                 self.prompts.distrust_all(order.era)
             case _:
@@ -123,6 +124,13 @@ class DecodeWorker(Worker):
                 return
             num_tokens = min(request.num_computed, len(order.blocks) * self.engine.format.block_size)
             self._save_changed(order, request, num_tokens)
+            return
+        scheduled = self.schedule.blocks.running.get(order.key)
+        if scheduled and scheduled.keeps_inputs:
+            # They can't go to the pool, so the request is computed again.
+            self.schedule.blocks.ended(order.key)
+            self._leave(order.key)
+            self._report.dropped.append(order.key)
             return
         needed = self.engine.format.num_columns(request.num_computed)
         if needed > len(order.blocks):

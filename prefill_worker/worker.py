@@ -112,7 +112,8 @@ class PrefillWorker(Worker):
                     if not self._staging.drop(key):
                         self.schedule.stages.unstage(key)
             case Abort():
-                self._abort(order.key)
+                for key in order.keys:
+                    self._abort(key)
             case ForgetAll():
                 self.prompts.distrust_all(order.era)
             case _:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
-from alignedserve.protocol.messages import Candidates, Prefill, Reserved
+from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Prefill, Reserved
 from alignedserve.router.copies import Offers, StagedTransfers
 from alignedserve.router.leaving import Requeuer
 from alignedserve.router.pool_client import PoolClient
@@ -14,7 +14,8 @@ from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
-from alignedserve.scheduling.island import Assign
+from alignedserve.scheduling import routing
+from alignedserve.scheduling.island import Assign, RoutedRequest
 from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, num_to_compute
 from alignedserve.types import InstanceId
 
@@ -38,7 +39,8 @@ class PrefillDispatch:
     def start(self) -> None:
         if not (self._router.prefill_queue and self._router.cluster.pool and self._router.cluster.prefills):
             return
-        for request in islice(self._router.policy.start(self._router.island), MAX_STARTS):
+        chosen = chain(self._router.policy.start(self._router.island_for_prompts), self._in_own_share())
+        for request in islice(chosen, MAX_STARTS):
             state = self._router.requests[request.key]
             # A prompt that runs where it is computed needs room in the pool only when it is evicted.
             finds_only = self._router.cluster.is_colocated
@@ -49,6 +51,21 @@ class PrefillDispatch:
             if not finds_only and self._pool.brings_prefix(state) and not _ends_at_once(state):
                 self._router.prefill_queue.prefixes.add(state)
             self._pool.reserve(state, _num_tokens_to_reserve(state), finds_only)
+
+    def _in_own_share(self) -> Iterator[RoutedRequest]:
+        """Starts real time of an owner that has fewer requests under way than its part of colocated instances' slots.
+        Prompts of others, which wait there for slots, may fill what the policy starts ahead."""
+        queue, cluster = self._router.prefill_queue, self._router.cluster
+        line = self._router.policy.line(True)
+        if not (queue.owners_compete and cluster.is_colocated):
+            return
+        num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
+        share = num_slots // queue.turns(True).num_owners
+        while not queue.is_refused(line) and (request := queue.first(line, self._router.clock.now)):
+            if queue.num_under_way(request) >= share:
+                break
+            queue.take(request)
+            yield request
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
@@ -144,13 +161,28 @@ class DecodeDispatch:
     def assign(self) -> None:
         if not self._router.cluster.pool:
             return
+        is_search_left_out = False
         for order in self._router.policy.decide(self._router.island):
             if isinstance(order, Assign):
-                self._take(order)
+                self.take(order)
+            elif self._router.decode_queue.competes:
+                is_search_left_out = True
+                self._leave_out(order)
             else:
                 self._pool.send(order)
+        if is_search_left_out:
+            waiting = routing.real_time_first(self._router.decode_queue)
+            for each in routing.assign_in_order(waiting, self._router.cluster.decodes):
+                self.take(each)
 
-    def _take(self, order: Assign) -> None:
+    def _leave_out(self, search: FormBatch | FindNear) -> None:
+        """Answers a search that the pool must not see: it would find real time of all owners."""
+        if view := self._router.cluster.decode(search.decode):
+            found = view.batch_search if isinstance(search, FormBatch) else view.near_search
+            found.answered(has_found=True)
+
+    def take(self, order: Assign) -> None:
+        """Offers requests that wait in the pool."""
         states = [
             state for request in order.requests if (state := self._router.decode_queue.get(request.key))
         ]

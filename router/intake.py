@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from alignedserve.router.clock import arrived_s, deadlines_of
 from alignedserve.router.cluster import ClusterState
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.leaving import Recaller, Requeuer
+from alignedserve.router.queues import PrefillQueue
 from alignedserve.router.recovery import Orphans
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
@@ -31,17 +33,36 @@ Refusal = tuple[str, str]
 DEFAULT_SLACK = 1.25
 
 
-def refuse(
-    request: Request, cluster: ClusterState, num_queued: int, num_queued_tokens: int, config: RouterConfig
-) -> Refusal | None:
-    if num_queued >= config.max_num_queued_reqs:
-        return "full", f"{num_queued} requests wait already, at most {config.max_num_queued_reqs} may"
-    if num_queued_tokens and num_queued_tokens + len(request.prompt) > config.max_num_queued_tokens:
-        return (
-            "full",
-            f"{num_queued_tokens} tokens wait for prefill already, and this prompt's {len(request.prompt)} "
-            f"would make it more than {config.max_num_queued_tokens}",
+# The part of the queue that the requests of one API key may fill, so that it has room for others.
+OWNER_SHARE = 0.5
+
+
+def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -> Refusal | None:
+    """Returns why the queue has no room for the request, or for another one of its owner. Without API keys, all
+    clients together may fill the queue."""
+    is_rt, own = request.tier == "rt", (request.owner,) if request.owner else ()
+    for owner in (*own, None):
+        share = 1.0 if owner is None else OWNER_SHARE
+        num_queued, num_tokens = queue.waiting_before(is_rt, owner)
+        most, most_tokens = (
+            max(int(share * each), 1) for each in (config.max_num_queued_reqs, config.max_num_queued_tokens)
         )
+        reason, whose = ("full", "") if owner is None else ("owner_full", " of this API key")
+        if num_queued >= most:
+            limit = "" if owner is None else ", which is half of max_num_queued_reqs"
+            return reason, f"{num_queued} requests{whose} wait already, at most {most} may{limit}"
+        if num_tokens and num_tokens + len(request.prompt) > most_tokens:
+            limit = "" if owner is None else ", which is half of max_num_queued_tokens"
+            return (
+                reason,
+                f"{num_tokens} tokens{whose} wait for prefill already, and this prompt's {len(request.prompt)} "
+                f"would make it more than {most_tokens}{limit}",
+            )
+    return None
+
+
+def refuse(request: Request, cluster: ClusterState) -> Refusal | None:
+    """Returns why the request can never run."""
     instances = cluster.instances
     if not cluster.pool or not instances:
         return None
@@ -150,16 +171,16 @@ class Submissions:
             known.gateway = gateway
             self._router.output.resend(known, num_known=len(submit.delivered))
 
-    def abort(self, gateway: InstanceId, key: RequestKey) -> None:
-        state = self._router.requests.get(key)
-        if state and state.gateway == gateway and not state.is_finished:
-            self._router.output.add_timeline(state)
-            self._recaller.finish(state)
+    def abort(self, gateway: InstanceId, keys: Iterable[RequestKey]) -> None:
+        for state in filter(None, map(self._router.requests.get, keys)):
+            if state.gateway == gateway and not state.is_finished:
+                self._router.output.add_timeline(state)
+                self._recaller.finish(state)
 
     def _admit(self, gateway: InstanceId, submit: Submit) -> None:
         request = submit.request
-        num_queued, num_tokens = self._router.prefill_queue.waiting_before(request.tier == "rt")
-        refusal = refuse(request, self._router.cluster, num_queued, num_tokens, self._router.config)
+        refusal = refuse_queued(request, self._router.prefill_queue, self._router.config)
+        refusal = refusal or refuse(request, self._router.cluster)
         if not refusal and not submit.delivered:
             refusal = refuse_slo(request, self._router.cluster)
         if refusal:
@@ -167,6 +188,7 @@ class Submissions:
             return
         state = self._new_state(gateway, self._with_possible_slo(submit))
         self._router.requests.add(state)
+        self._router.prefill_queue.opened(state)
         if stored := self._orphans.claim(state.key, state.num_tokens):
             state.blocks, state.num_cached = stored.blocks, stored.num_tokens
             state.is_alone |= self._router.era > 0

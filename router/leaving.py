@@ -108,7 +108,7 @@ class Recaller:
             return
         self._transitions.leave(state, Leaving(pending_aborts))
         for instance_id in pending_aborts:
-            self._router.outbox.send(instance_id, Abort(state.key))
+            self._router.outbox.send(instance_id, Abort([state.key]))
 
     def _await_saved(self, state: RequestState, saver: InstanceId) -> None:
         """Waits for the prefill instance to save the KV of a request that its decode instance has lost. The request
@@ -198,7 +198,7 @@ class EndedAnswers:
     def _let_go(self, key: RequestKey, leaving: Leaving) -> None:
         leaving.wants_answer_kept = False
         for decode in leaving.pending_aborts:
-            self._router.outbox.send(decode, Abort(key))
+            self._router.outbox.send(decode, Abort([key]))
 
 
 # ---- evicted ---------------------------------------------------------------------------------------------------------

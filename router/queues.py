@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
+from alignedserve.router.owners import OwnerOrder, OwnerTurns
 from alignedserve.router.prefixes_in_flight import PrefixesInFlight
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.views import TokenCounts
@@ -51,7 +54,7 @@ class QueueEntry(NamedTuple):
 
 
 class WaitingLine:
-    """One queue of requests, ordered by urgency.
+    """The requests of one owner in a line, ordered by urgency.
 
     A request that can't meet its objective any more is *lost*. It goes behind the requests that can still meet theirs.
     Against requests without an objective, it is ordered as if it had come `DEMOTION_S` later. Lost requests get a share
@@ -73,16 +76,14 @@ class WaitingLine:
         # The last turns. If a request returns without having begun, its turn is undone.
         self._turns: dict[RequestKey, QueueEntry] = {}
         self.num_demotions = 0
-        # How often its last request has left it.
-        self.num_emptied = 0
-        # Whether the pool had no room for a request of this line. If so, nothing starts until blocks are released.
-        self.is_refused = False
-        # How many requests of this line may ask the pool for blocks at once: few after a refusal, and twice as many
-        # with each grant. Otherwise, all that wait would ask each time that blocks are released for a few.
-        self.most_asking = math.inf
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    @property
+    def can_start(self) -> bool:
+        """Whether any of its requests is not held."""
+        return len(self._held) < len(self._positions)
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
         self._num_pushed += 1
@@ -98,14 +99,14 @@ class WaitingLine:
         else:
             insort(self._alive, position)
 
-    def discard(self, key: RequestKey) -> None:
-        """Safe to repeat."""
+    def discard(self, key: RequestKey) -> bool:
+        """Returns whether it was there."""
         position = self._positions.pop(key, None)
         if position is None:
-            return
+            return False
         if self._held.pop(key, None) is None:
             self._remove(position)
-        self.num_emptied += not self._positions
+        return True
 
     def _remove(self, position: Position) -> list[Position]:
         """Returns the list in which it was."""
@@ -179,14 +180,99 @@ class WaitingLine:
         del self._alive[:num_lost]
 
 
+class Line:
+    """The requests of all owners in a line. Owners take turns (`owners.py`)."""
+
+    def __init__(self) -> None:
+        self.turns = OwnerTurns()
+        self._of: dict[str, WaitingLine] = {}
+        self._order = OwnerOrder(self.turns, lambda owner: owner in self._of and self._of[owner].can_start)
+        self._num_waiting = 0
+        self._num_demotions = 0
+        # How often its last request has left it.
+        self.num_emptied = 0
+        # Whether the pool had no room for a request of this line. If so, nothing starts until blocks are released.
+        self.is_refused = False
+        # How many requests of this line may ask the pool for blocks at once: few after a refusal, and twice as many
+        # with each grant. Otherwise, all that wait would ask each time that blocks are released for a few.
+        self.most_asking = math.inf
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    @property
+    def num_demotions(self) -> int:
+        return self._num_demotions + sum(each.num_demotions for each in self._of.values())
+
+    @property
+    def held(self) -> Iterator[RequestKey]:
+        return (key for each in self._of.values() for key in each.held)
+
+    @property
+    def next_owner(self) -> str | None:
+        """The owner whose turn it is."""
+        return self._order.first()
+
+    def num_of(self, owner: str) -> int:
+        return len(self._of.get(owner, ()))
+
+    def push(self, state: RequestState, urgency: Urgency) -> None:
+        self._of.setdefault(state.owner, WaitingLine()).push(state, urgency)
+        self._num_waiting += 1
+        self._order.add(state.owner)
+
+    def discard(self, state: RequestState) -> None:
+        """Safe to repeat."""
+        if (own := self._of.get(state.owner)) and own.discard(state.key):
+            self._left(state.owner, own)
+
+    def take(self, request: RoutedRequest) -> None:
+        own = self._of[request.owner]
+        own.take(request.key)
+        self.turns.had_turn(request.owner, request.num_missing)
+        self._left(request.owner, own)
+
+    def _left(self, owner: str, own: WaitingLine) -> None:
+        self._num_waiting -= 1
+        self.num_emptied += not self._num_waiting
+        # A single owner keeps the turns of its lost requests.
+        if not own and len(self._of) > 1:
+            self._num_demotions += own.num_demotions
+            del self._of[owner]
+
+    def hold(self, state: RequestState) -> None:
+        self._of[state.owner].hold(state.key)
+
+    def release(self, states: Iterable[RequestState]) -> None:
+        by_owner: dict[str, list[RequestKey]] = {}
+        for state in states:
+            by_owner.setdefault(state.owner, []).append(state.key)
+        for owner, keys in by_owner.items():
+            self._of[owner].release(keys)
+            self._order.add(owner)
+
+    def first(self, now: float) -> RequestState | None:
+        """Returns the next request to start, without removing it."""
+        owner = self.next_owner
+        return None if owner is None else self._of[owner].first(now)
+
+    def soonest(self, count: int, now: float) -> list[tuple[RequestState, float]]:
+        owner = self.next_owner
+        return [] if owner is None else self._of[owner].soonest(count, now)
+
+
 class PrefillQueue:
     def __init__(self, policy: RouterPart) -> None:
         self._policy = policy
-        self._lines = [WaitingLine() for _ in range(policy.num_lines)]
+        self._lines = [Line() for _ in range(policy.num_lines)]
         # Tokens to compute of each request that waits in a line.
         self._missing = TokenCounts()
         # Tokens to compute of each request that has started and waits for pool blocks.
         self.reserving = TokenCounts()
+        # The number of open requests of each owner.
+        self._num_open: Counter[str] = Counter()
+        # Both counts above, of each owner.
+        self._of_owner: dict[str, TokenCounts] = {}
         # Prefixes that started requests bring, and the requests in the lines that wait for them.
         self.prefixes = PrefixesInFlight()
         # Best-effort requests in the lines with KV in the pool that other requests may not take.
@@ -206,16 +292,46 @@ class PrefillQueue:
         that wait for blocks."""
         return self._missing.sum(is_rt) + self.reserving.sum(is_rt)
 
-    def waiting_before(self, is_rt: bool) -> tuple[int, int]:
+    def waiting_before(self, is_rt: bool, owner: str | None = None) -> tuple[int, int]:
         """Returns how many requests, with how many tokens to compute, would be before a new one of this class. Requests
-        that would be behind it are no reason to refuse it."""
+        that would be behind it are no reason to refuse it. `owner`: counts only this owner's."""
         own = self._policy.line(is_rt)
         classes = [each for each in (True, False) if self._policy.line(each) <= own]
-        both = (self._missing, self.reserving)
+        both = [self._missing, self.reserving]
+        if owner is not None:
+            both = [self._of_owner.get(owner, TokenCounts())]
         return (
             sum(counts.count(each) for counts in both for each in classes),
             sum(counts.sum(each) for counts in both for each in classes),
         )
+
+    def turns(self, is_rt: bool) -> OwnerTurns:
+        """Returns the turns of owners in the line of this class."""
+        return self._lines[self._policy.line(is_rt)].turns
+
+    @property
+    def owners_compete(self) -> bool:
+        """Whether several owners have open requests."""
+        return len(self._num_open) > 1
+
+    def opened(self, state: RequestState) -> None:
+        self._num_open[state.owner] += 1
+        self.turns(state.is_rt).opened(state.owner)
+
+    def ended(self, state: RequestState) -> None:
+        self._num_open[state.owner] -= 1
+        if not self._num_open[state.owner]:
+            del self._num_open[state.owner]
+        self.turns(state.is_rt).ended(state.owner)
+
+    def next_owner(self, is_rt: bool) -> str | None:
+        """Returns the owner whose prompt is next in the line of this class."""
+        return self._lines[self._policy.line(is_rt)].next_owner
+
+    def num_under_way(self, request: RoutedRequest) -> int:
+        """Returns how many requests of this owner, in the line of this class, have started and not ended."""
+        line = self._lines[self._policy.line(request.is_rt)]
+        return line.turns.num_open(request.owner) - line.num_of(request.owner)
 
     @property
     def num_demotions(self) -> int:
@@ -224,14 +340,28 @@ class PrefillQueue:
     def push(self, state: RequestState, urgency: Urgency) -> None:
         self.discard(state)
         self._missing.put(state.key, state.num_missing, state.is_rt)
+        self._count(state)
         self._line_of(state).push(state, urgency)
+
+    def reserve(self, state: RequestState) -> None:
+        """Counts a started request that waits for pool blocks."""
+        self.reserving.put(state.key, state.num_missing, state.is_rt)
+        self._count(state)
+
+    def _count(self, state: RequestState) -> None:
+        own = self._of_owner.setdefault(state.owner, TokenCounts())
+        own.put(state.key, state.num_missing, state.is_rt)
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
-        self._line_of(state).discard(state.key)
+        self._line_of(state).discard(state)
         self.prefixes.forget(state.key)
         self._missing.discard(state.key)
         self.reserving.discard(state.key)
+        if own := self._of_owner.get(state.owner):
+            own.discard(state.key)
+            if not own:
+                del self._of_owner[state.owner]
         self.pinned.pop(state.key, None)
 
     def take_pinned(self) -> list[RequestState]:
@@ -265,11 +395,11 @@ class PrefillQueue:
         self._release(self.prefixes.discard(state))
 
     def _release(self, states: Iterable[RequestState]) -> None:
-        by_line: dict[int, list[RequestKey]] = {}
+        by_line: dict[int, list[RequestState]] = {}
         for state in states:
-            by_line.setdefault(self._policy.line(state.is_rt), []).append(state.key)
-        for line, keys in by_line.items():
-            self._lines[line].release(keys)
+            by_line.setdefault(self._policy.line(state.is_rt), []).append(state)
+        for line, of_line in by_line.items():
+            self._lines[line].release(of_line)
 
     def check(self) -> None:
         """Raises RuntimeError unless each held request waits for one that brings its prefix."""
@@ -297,63 +427,149 @@ class PrefillQueue:
                 raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
             if not self.prefixes.lets_wait(state):
                 return state
-            self._lines[line].hold(state.key)
+            self._lines[line].hold(state)
         return None
 
     def soonest(self, line: int, count: int, now: float) -> list[tuple[RoutedRequest, float]]:
         return [*self._lines[line].soonest(count, now)]
 
     def take(self, request: RoutedRequest) -> None:
-        self._lines[self._policy.line(request.is_rt)].take(request.key)
+        self._lines[self._policy.line(request.is_rt)].take(request)
         self._missing.discard(request.key)
 
-    def _line_of(self, state: RequestState) -> WaitingLine:
+    def _line_of(self, state: RequestState) -> Line:
         return self._lines[self._policy.line(state.is_rt)]
 
 
 # ---- for decode ------------------------------------------------------------------------------------------------------
 
 
-class DecodeQueue:
-    """Requests that wait in the pool for a decode instance."""
+# (when it is lost without its next token, number of additions before it, key) of a real-time request
+Lost = tuple[float, int, RequestKey]
+
+
+class _Pooled:
+    """One owner's requests of a class in the pool."""
 
     def __init__(self) -> None:
-        self._states: dict[RequestKey, RequestState] = {}
-        self._real_time: dict[RequestKey, RequestState] = {}
-        # (when it is lost without its next token, number of additions before it, key) of each real-time request
-        self._lost: dict[RequestKey, tuple[float, int, RequestKey]] = {}
-        # The same, sorted; and those of requests with an objective between tokens.
-        self._by_lost: list[tuple[float, int, RequestKey]] = []
-        self._with_objective: list[tuple[float, int, RequestKey]] = []
+        # In order of arrival.
+        self.states: dict[RequestKey, RequestState] = {}
+        # When real time is lost, sorted; and the same of requests with an objective between tokens.
+        self.by_lost: list[Lost] = []
+        self.with_objective: list[Lost] = []
         # Tokens of the prompts and outputs of all requests.
         self.num_tokens = 0
+
+    def add(self, state: RequestState, lost: Lost | None) -> None:
+        self.states[state.key] = state
+        self.num_tokens += state.num_tokens
+        for by_lost in self._sorted(state, lost):
+            insort(by_lost, lost)
+
+    def discard(self, state: RequestState, lost: Lost | None) -> None:
+        del self.states[state.key]
+        self.num_tokens -= state.num_tokens
+        for by_lost in self._sorted(state, lost):
+            del by_lost[bisect_left(by_lost, lost)]
+
+    def _sorted(self, state: RequestState, lost: Lost | None) -> list[list[Lost]]:
+        if lost is None:
+            return []
+        return [self.by_lost, *([self.with_objective] if state.deadlines.tbt_s < math.inf else [])]
+
+
+class _PooledClass:
+    """All requests of a class in the pool. Owners take turns."""
+
+    def __init__(self, turns: OwnerTurns) -> None:
+        self._turns = turns
+        self.of: dict[str, _Pooled] = {}
+        self._order = OwnerOrder(turns, self.of.__contains__)
+
+    def add(self, state: RequestState, lost: Lost | None = None) -> None:
+        self.of.setdefault(state.owner, _Pooled()).add(state, lost)
+        self._order.add(state.owner)
+
+    def discard(self, state: RequestState, lost: Lost | None = None) -> None:
+        own = self.of[state.owner]
+        own.discard(state, lost)
+        if not own.states:
+            del self.of[state.owner]
+
+    @property
+    def served(self) -> float:
+        """The served work of the owner whose turn it is."""
+        owner = self._order.first()
+        return math.inf if owner is None else self._turns.served(owner)
+
+    @property
+    def next(self) -> _Pooled:
+        """The requests of the owner whose turn it is."""
+        owner = self._order.first()
+        return _NOTHING if owner is None else self.of[owner]
+
+
+_NOTHING = _Pooled()
+
+
+class DecodeQueue:
+    """Requests that wait in the pool for a decode instance.
+
+    Policies see real time of one owner only, the one whose turn it is, and all best effort."""
+
+    def __init__(self, rt_turns: OwnerTurns, be_turns: OwnerTurns) -> None:
+        # In order of arrival.
+        self._states: dict[RequestKey, RequestState] = {}
+        self._rt, self._be = _PooledClass(rt_turns), _PooledClass(be_turns)
+        self._lost: dict[RequestKey, Lost] = {}
+        self._num_be = self._num_be_tokens = 0
         # Counts additions, and all other changes after which an unsuccessful search may succeed.
         self.num_changes = 0
 
+    @property
+    def competes(self) -> bool:
+        """Whether real time of several owners waits."""
+        return len(self._rt.of) > 1
+
+    @property
+    def owners(self) -> set[str]:
+        return {*self._rt.of, *self._be.of}
+
+    @property
+    def num_tokens(self) -> int:
+        return self._rt.next.num_tokens + self._num_be_tokens
+
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._rt.next.states) + self._num_be
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Yields requests in order of arrival."""
-        return iter(self._states.values())
+        """Yields requests in order of arrival, or by turns of their owners if there are several."""
+        if len(self.owners) <= 1:
+            return iter(self._states.values())
+        in_turn = [self._rt.next, self._be.next]
+        others = [each for each in self._be.of.values() if each is not in_turn[1]]
+        if self._be.served < self._rt.served:
+            in_turn.reverse()
+        return chain.from_iterable(each.states.values() for each in (*in_turn, *others))
 
     @property
     def real_time(self) -> Collection[RequestState]:
         """Real-time requests in order of arrival."""
-        return self._real_time.values()
+        return self._rt.next.states.values()
 
     def soonest(self, count: int, now: float) -> list[RequestState]:
-        num_lost = bisect_left(self._by_lost, (now,))
+        by_lost = self._rt.next.by_lost
+        num_lost = bisect_left(by_lost, (now,))
         num_in_time = count - min(num_lost, 1)
-        in_time = [self._states[key] for *_, key in self._by_lost[num_lost : num_lost + num_in_time]]
+        in_time = [self._states[key] for *_, key in by_lost[num_lost : num_lost + num_in_time]]
         if not any(state.deadlines.tbt_s < math.inf for state in in_time):
-            return [self._states[key] for *_, key in self._by_lost[:count]]
+            return [self._states[key] for *_, key in by_lost[:count]]
         in_time.sort(key=lambda state: state.deadlines.token_due_s(len(state.output)))
-        lost = self._by_lost[: min(num_lost, count - len(in_time))]
+        lost = by_lost[: min(num_lost, count - len(in_time))]
         return [*in_time, *(self._states[key] for *_, key in lost)]
 
     def lost_from(self, when: float, has_objective: bool = False) -> Iterator[RequestState]:
-        by_lost = self._with_objective if has_objective else self._by_lost
+        by_lost = self._rt.next.with_objective if has_objective else self._rt.next.by_lost
         indices = range(bisect_left(by_lost, (when,)), len(by_lost))
         return (self._states[by_lost[index][-1]] for index in indices)
 
@@ -363,21 +579,21 @@ class DecodeQueue:
     def add(self, state: RequestState) -> None:
         self._states[state.key] = state
         if state.is_rt:
-            self._real_time[state.key] = state
             self._lost[state.key] = lost = routing.lost_s(state), self.num_changes, state.key
-            for by_lost in self._sorted(state):
-                insort(by_lost, lost)
-        self.num_tokens += state.num_tokens
+            self._rt.add(state, lost)
+        else:
+            self._be.add(state)
+            self._num_be += 1
+            self._num_be_tokens += state.num_tokens
         self.num_changes += 1
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
-        if self._states.pop(state.key, None):
-            if self._real_time.pop(state.key, None):
-                lost = self._lost.pop(state.key)
-                for by_lost in self._sorted(state):
-                    del by_lost[bisect_left(by_lost, lost)]
-            self.num_tokens -= state.num_tokens
-
-    def _sorted(self, state: RequestState) -> list[list[tuple[float, int, RequestKey]]]:
-        return [self._by_lost, *([self._with_objective] if state.deadlines.tbt_s < math.inf else [])]
+        if self._states.pop(state.key, None) is None:
+            return
+        if lost := self._lost.pop(state.key, None):
+            self._rt.discard(state, lost)
+        else:
+            self._be.discard(state)
+            self._num_be -= 1
+            self._num_be_tokens -= state.num_tokens

@@ -66,6 +66,7 @@ class OutputProcessor:
         elif num_before == 1 and state.is_rt and not state.deadlines.is_lost(1, now):
             # A lost request has waited for others.
             self._router.cluster.note_second_token(now - state.deadlines.first_due_s)
+        self._router.prefill_queue.turns(state.is_rt).serve(state.owner, len(news.tokens))
         if view := self._router.cluster.computing(sender):
             self._note_computed(view, state)
         if news.finish_reason or not num_before:

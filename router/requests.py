@@ -187,6 +187,10 @@ class RequestState:
         return self.deadlines.is_rt
 
     @property
+    def owner(self) -> str:
+        return self.request.owner
+
+    @property
     def is_embedding(self) -> bool:
         return self.request.is_embedding
 

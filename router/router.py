@@ -23,6 +23,7 @@ from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.intake import Submissions
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
+from alignedserve.router.owner_room import OwnerRoom
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.recovery import CopyRetries, Orphans, PoolRecovery, Recovery
 from alignedserve.router.reports import InstanceReports, OutputProcessor
@@ -55,6 +56,7 @@ class Router:
         self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)
+        self._owner_room = OwnerRoom(state, eviction, self._decode)
         self._ended_answers = ended = EndedAnswers(state, transitions, recaller, pool)
         self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, ended, orphans, pool)
         output = OutputProcessor(state, recaller, ended, pool)
@@ -85,6 +87,10 @@ class Router:
         self._prefill.start()
         self._eviction.retry()
         self._decode.assign()
+        if isinstance(event, Tick) or (
+            isinstance(event, Received) and isinstance(event.message, DecodeReport)
+        ):
+            self._owner_room.make()
         self._role_changes.go_on(isinstance(event, Tick))
         return self.state.outbox.take(now)
 
@@ -93,8 +99,8 @@ class Router:
             case Submit():
                 self._submissions.submit(sender, message)
                 self._role_changes.submitted(message.request)
-            case Abort(key=key):
-                self._submissions.abort(sender, key)
+            case Abort(keys=keys):
+                self._submissions.abort(sender, keys)
             case Reserved():
                 self._reserved(message)
             case Candidates():

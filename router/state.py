@@ -10,6 +10,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.router.counters import Counters
 from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.outbox import Outbox, OutputCoalescing
+from alignedserve.router.owners import OwnerTurns
 from alignedserve.router.pool_demand import PoolDemand
 from alignedserve.router.queues import DecodeQueue, PrefillQueue
 from alignedserve.router.requests import RequestCounts, RequestTable
@@ -34,7 +35,7 @@ class RouterState:
         self.counts = RequestCounts()
         # Requests that wait.
         self.prefill_queue = PrefillQueue(policy)
-        self.decode_queue = DecodeQueue()
+        self.decode_queue = DecodeQueue(self.prefill_queue.turns(True), self.prefill_queue.turns(False))
         # How many times all KV that requests share was forgotten.
         self.era = 0
         # What the pool will have to hold.
@@ -45,6 +46,7 @@ class RouterState:
         # What happened.
         self.counters = Counters()
         self.island = IslandView(self)
+        self.island_for_prompts = IslandForPrompts(self)
 
 
 class IslandView:
@@ -56,7 +58,11 @@ class IslandView:
         self._demand = router.demand
         self.cluster = router.cluster
         self.prefill_queue = router.prefill_queue
-        self.decode_queue = router.decode_queue
+        self._decode_queue = router.decode_queue
+
+    @property
+    def decode_queue(self) -> DecodeQueue:
+        return self._decode_queue
 
     @property
     def now(self) -> float:
@@ -91,3 +97,23 @@ class IslandView:
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
         return self._demand.has_room_for(self._requests[request.key], be_share, share)
+
+
+class IslandForPrompts(IslandView):
+    """The island as policies see it when they start prompts. On colocated instances prompts wait for requests that
+    return from the pool. Those of other owners don't count if it is the turn of the prompt's owner."""
+
+    def __init__(self, router: RouterState) -> None:
+        super().__init__(router)
+        self._none_returning = DecodeQueue(OwnerTurns(), OwnerTurns())
+
+    @property
+    def decode_queue(self) -> DecodeQueue:
+        return self._none_returning if self._is_turn_of_prompt() else self._decode_queue
+
+    def _is_turn_of_prompt(self) -> bool:
+        returning, turns = self._decode_queue.owners, self.prefill_queue.turns(True)
+        owner = self.prefill_queue.next_owner(True)
+        if owner is None or owner in returning or not (returning and self.cluster.is_colocated):
+            return False
+        return all(turns.served(owner) < turns.served(each) for each in returning)

@@ -53,7 +53,7 @@ class PhaseTransitions:
 
     def _join(self, state: RequestState) -> None:
         if state.phase is Phase.RESERVING:
-            self._router.prefill_queue.reserving.put(state.key, state.num_missing, state.is_rt)
+            self._router.prefill_queue.reserve(state)
         elif state.phase is Phase.POOLED:
             self._router.decode_queue.add(state)
         elif state.phase is Phase.PREFILLING and (prefill := self._router.cluster.prefill(state.instance_id)):
@@ -104,5 +104,7 @@ class PhaseTransitions:
 
     def finish(self, state: RequestState) -> None:
         """Marks a request as finished: its client has its answer, or is gone. Its phase stays until it is recalled."""
+        if not state.is_finished:
+            self._router.prefill_queue.ended(state)
         state.is_finished = True
         self._router.counts.update(state)

@@ -140,7 +140,7 @@ class Rules:
     def _recall(self, entry: Entry) -> None:
         to = self.to_prefill if entry.place == "prefill" else self.to_decode
         entry.place = "leaving"
-        to(Abort(entry.key))
+        to(Abort([entry.key]))
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 

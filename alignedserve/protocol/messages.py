@@ -222,7 +222,8 @@ class Request(Message):
     adapter: str = ""
     # Whether a later prompt may well begin with this one and its answer, as the turns of a chat do.
     has_next_turn: bool = False
-    # The owner of its API key. What is kept and promised to next turns is limited for each owner.
+    # The owner of its API key; empty: no keys are needed. Owners take turns, each has a part of the router's queue, and
+    # what is kept and promised to next turns is limited for each.
     owner: str = ""
     # What its next turn probably awaits, so that the pool promises it the KV: "tool" if it offers tools, "user" if it
     # only names a session; empty: nothing is promised.
@@ -253,9 +254,9 @@ class Submit(Message):
 
 
 class Abort(Message):
-    """From a gateway: no client waits for this request any more. From the router: drop it, whatever its state."""
+    """From a gateway: no client waits for these requests any more. From the router: drop them, whatever their state."""
 
-    key: RequestKey
+    keys: list[RequestKey]
 
 
 class Echo(Message):
@@ -321,7 +322,8 @@ class Rejected(Message):
     """The router did not take the request."""
 
     key: RequestKey
-    # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be that fast).
+    # "full" (try again), "owner_full" (the same, for its API key), "too_long" (it can never fit), "duplicate", or "slo"
+    # (the model can't be that fast).
     reason: str
     message: str
 

@@ -20,6 +20,10 @@ class RoutedRequest(Protocol):
     def key(self) -> RequestKey: ...
 
     @property
+    def owner(self) -> str:
+        """The owner of its API key. The queues give owners turns, so policies need not look at it."""
+
+    @property
     def is_rt(self) -> bool: ...
 
     @property
@@ -101,7 +105,8 @@ class Room(NamedTuple):
 
 
 class PrefillQueue(Protocol):
-    """Requests that wait for prefill, in one line or several."""
+    """Requests that wait for prefill, in one line or several. If those of several owners wait in a line, its methods
+    return requests of the owner whose turn it is."""
 
     def is_empty(self, line: int) -> bool: ...
 
@@ -123,7 +128,8 @@ class PrefillQueue(Protocol):
 
 
 class DecodeQueue(Protocol):
-    """Requests that wait in the pool for a decode instance."""
+    """Requests that wait in the pool for a decode instance: all best effort, and real time. If real time of several
+    owners waits, it holds only that of the owner whose turn it is."""
 
     @property
     def num_tokens(self) -> int: ...

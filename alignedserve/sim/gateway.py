@@ -69,7 +69,7 @@ class SimGateway(SimProcess):
         """Ends a request because its client leaves. Does nothing if the request has ended."""
         if key in self.open:
             self._end(self.open[key], "abort")
-            self.send(Abort(key))
+            self.send(Abort([key]))
 
     def kill(self) -> None:
         super().kill()

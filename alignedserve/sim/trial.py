@@ -17,7 +17,7 @@ from alignedserve.sim.report import Quantiles, quantiles
 from alignedserve.sim.scenario import STUCK_S, Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 
-_REFUSED = ("full", "too_long", "slo", "error")
+_REFUSED = ("full", "owner_full", "too_long", "slo", "error")
 # AlignedServe's paper counts the iterations that are scheduled within these seconds.
 SOON_S = 0.005
 

@@ -177,7 +177,7 @@ def test_a_pull_that_nobody_waits_for_says_nothing_of_its_link(pair: Pair) -> No
         pair.offer(f"{host}:{port}")
         pair.said += pair.decode.step()[0]
         for key in KEYS:
-            pair.decode.on(Abort(key))
+            pair.decode.on(Abort([key]))
     pair.step_until(lambda: sum(isinstance(each, Gone) for each in pair.said) == len(KEYS))
     assert pair.failed_pulls == [] == pair.failed
 

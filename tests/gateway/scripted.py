@@ -106,9 +106,10 @@ class ScriptedRouter:
         match message:
             case Submit():
                 self._submit(hello.instance_id, message)
-            case Abort(key=key):
-                self.aborted.append(key)
-                self._open.pop(key, None)
+            case Abort(keys=keys):
+                self.aborted += keys
+                for key in keys:
+                    self._open.pop(key, None)
             case Echo():
                 self.echo(hello.instance_id, message)
             case AskCluster(ticket=ticket) if self.answers_cluster:

@@ -189,7 +189,7 @@ def test_a_range_that_starves_is_served_before_a_denser_one() -> None:
 
 def test_other_messages_are_refused() -> None:
     with pytest.raises(ValueError, match="a Abort is not for the pool"):
-        pool_of(1).on(Abort(A), 0)
+        pool_of(1).on(Abort([A]), 0)
 
 
 @pytest.mark.parametrize(

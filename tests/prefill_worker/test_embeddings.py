@@ -36,7 +36,7 @@ def check_end(rig: Rig, directory: Path, pooling: str) -> None:
     vector = np.frombuffer(news.embedding, DTYPE)
     np.testing.assert_allclose(vector, embeddings(directory, pooling)[8], atol=2e-5)
     assert not rig.pool.any() and not any(report.saved or report.moved for report in rig.reports)
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step()
     assert rig.said[-1] == Gone([KEY])
     rig.check_idle()
@@ -84,7 +84,7 @@ def test_aborted_half_way_nothing_is_left(tiny_model: Directory, pooling: str) -
     rig = Rig(tiny_model(FAMILY))
     rig.worker.on(Prefill([asked(pooling)]))
     rig.step()
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step_until(lambda: rig.is_gone)
     assert not rig.news
     rig.check_idle()

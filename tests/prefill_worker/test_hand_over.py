@@ -139,7 +139,7 @@ def test_abort_at_any_time_is_answered_once_its_blocks_are_free(rig: Rig, num_st
     for _ in range(num_steps):
         rig.step()
     assert (num_steps < 8) == (not rig.held)
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step_until(lambda: rig.is_gone)
     assert rig.is_empty
     rig.step()
@@ -171,7 +171,7 @@ def test_orders_for_a_request_that_is_held_wait_until_it_is_let_go(rig: Rig) -> 
     rig.step_until(lambda: len(rig.held) == 2)
     rig.worker.on(Unstage([KEY]))
     rig.worker.on(Stage(DECODE, [staged]))
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step_until(lambda: rig.is_gone)
     assert rig.is_empty
 

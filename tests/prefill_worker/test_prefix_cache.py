@@ -147,7 +147,7 @@ def test_either_may_end_while_they_share(rig: Rig, num_steps: int, tiny_model: D
         rig.worker.on(Prefill([other(BRANCH)]))
         for _ in range(num_steps):
             rig.step()
-        rig.worker.on(Abort(aborted))
+        rig.worker.on(Abort([aborted]))
 
         def is_over(key: RequestKey = left) -> bool:
             return key in {each.key for each in rig.news} and not engine_of(rig.worker).num_unfinished

@@ -334,7 +334,7 @@ def test_the_others_go_on_when_one_is_aborted(instance: Rig, num_steps: int) -> 
     instance.worker.on(Prefill([choice(number) for number in range(NUM_CHOICES)]))
     for _ in range(num_steps):
         instance.step()
-    instance.worker.on(Abort(RequestKey(1)))
+    instance.worker.on(Abort([RequestKey(1)]))
     left = {RequestKey(number + 1) for number in range(1, NUM_CHOICES)}
     instance.step_until(lambda: left <= {news.key for news in instance.news})
     assert len({tuple(news.tokens) for news in instance.news}) == 1

@@ -135,7 +135,7 @@ def test_abort_at_any_time_is_answered_once_its_blocks_are_free(rig: Rig, num_st
     rig.on(Stage(DECODE, [work()]))
     for _ in range(num_steps):
         rig.step()
-    rig.on(Abort(KEY))
+    rig.on(Abort([KEY]))
     rig.step_until(lambda: Gone([KEY]) in rig.said)
     assert rig.is_empty
     rig.step()
@@ -156,7 +156,7 @@ def test_orders_for_a_request_that_is_leaving_wait_until_it_has_left(rig: Rig) -
     rig.on(Unstage([KEY]), Prefill([work(num_cached=0)]))
     rig.step_until(lambda: [each for each in rig.said if isinstance(each, PrefillReport) and each.saved])
     rig.stage(KEY)
-    rig.on(Unstage([KEY]), Prefill([work(num_cached=0)]), Abort(KEY))
+    rig.on(Unstage([KEY]), Prefill([work(num_cached=0)]), Abort([KEY]))
     rig.step_until(lambda: Gone([KEY]) in rig.said)
     assert rig.is_empty
 

@@ -65,7 +65,7 @@ def test_complete_blocks_are_saved_before_the_rest_is_computed(rig: Rig) -> None
     while not rig.pool[1].any():
         assert time.monotonic() < deadline_s
     assert not rig.pool[2:].any(), "of 40 tokens, 32 fill their blocks"
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step_until(lambda: rig.is_gone)
     rig.check_idle()
 
@@ -76,7 +76,7 @@ def test_a_request_that_ends_with_its_first_token_is_not_kept(rig: Rig) -> None:
     (news,) = [each for report in rig.reports for each in report.news]
     assert news.finish_reason == "length"
     assert not any(report.saved for report in rig.reports)
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step()
     assert rig.said[-1] == Gone([KEY])
     rig.check_idle()
@@ -88,7 +88,7 @@ def test_abort_at_any_time_is_answered_once(rig: Rig, num_steps: int, num_cached
     rig.worker.on(Prefill([work(LONG, num_cached=num_cached)]))
     for _ in range(num_steps):
         rig.step()
-    rig.worker.on(Abort(KEY))
+    rig.worker.on(Abort([KEY]))
     rig.step_until(lambda: rig.is_gone)
     rig.step()
     assert rig.said.count(Gone([KEY])) == 1
@@ -149,7 +149,7 @@ def test_a_new_pool_voids_what_was_ordered_before(rig: Rig) -> None:
 def test_a_dead_routers_orders_are_dropped_without_a_word(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG), work(LONG, key=RequestKey(8))]))
     rig.step()
-    rig.worker.on(Abort(RequestKey(8)))
+    rig.worker.on(Abort([RequestKey(8)]))
     rig.worker.drop_all()
     num_said = len(rig.said)
     rig.step()

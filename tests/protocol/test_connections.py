@@ -62,7 +62,7 @@ PARAMS = SamplingParams(temperature=1.0, stop=["a", "b"], logit_bias={3: 1.5}, s
 SUBMIT = Submit(Request(KEY, [1, 2, 3], PARAMS, seed=2**64 - 1, arrival_s=1.5), delivered=[4])
 MESSAGES: list[AnyMessage] = [
     SUBMIT,
-    Abort(KEY),
+    Abort([KEY]),
     Tokens([NewTokens(KEY, 0, [5], logprobs=[[-0.5, 1, {5: -0.5}]], finish_reason="stop")]),
     Release([KEY, RequestKey(1)]),
 ]
@@ -110,8 +110,8 @@ def test_messages_come_out_as_they_went_in_however_the_stream_is_cut(cuts: list[
     ],
 )
 def test_what_is_no_message_is_an_error_after_those_before_it(garbage: bytes, complaint: str) -> None:
-    feeding = FrameReader().feed(frame(Abort(KEY)) + garbage)
-    assert next(feeding) == Abort(KEY)
+    feeding = FrameReader().feed(frame(Abort([KEY])) + garbage)
+    assert next(feeding) == Abort([KEY])
     with pytest.raises(WireError, match=complaint):
         next(feeding)
 
@@ -166,7 +166,7 @@ class Told:
         self._note(("up", welcome.router_epoch))
 
     def on_message(self, message: AnyMessage) -> None:
-        if message == Abort(RequestKey(13)):
+        if message == Abort([RequestKey(13)]):
             raise RuntimeError("unlucky")
         self._note(message)
 
@@ -310,8 +310,8 @@ def test_garbage_closes_its_connection_with_one_line_and_harms_nobody(
             with suppress(ConnectionResetError):
                 await reader.read()
             await heard.until(("closed", "decode-0", 1))
-            heard.hub.send(InstanceId("prefill-0"), Abort(KEY))
-            await told.until(("up", 1), Abort(KEY))
+            heard.hub.send(InstanceId("prefill-0"), Abort([KEY]))
+            await told.until(("up", 1), Abort([KEY]))
         heard.hub.close()
 
     with caplog.at_level(logging.WARNING):
@@ -326,7 +326,7 @@ def test_a_stranger_has_to_say_hello_first_and_soon(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        reader, _ = await say(port, Abort(KEY))
+        reader, _ = await say(port, Abort([KEY]))
         assert decoded(await reader.read()) == [Refused("the first message is a Abort, must be a Hello")]
         monkeypatch.setattr(hub_module, "HELLO_TIMEOUT_S", 0.05)
         silent, _ = await asyncio.open_connection("127.0.0.1", port)
@@ -399,13 +399,13 @@ def test_a_connection_outlives_the_router() -> None:
             await told.until(("up", 1))
             first.hub.close()
             await told.until(("up", 1), "down")
-            connection.send(Abort(KEY))
+            connection.send(Abort([KEY]))
             second = Heard(epoch=2)
             await second.hub.listen("127.0.0.1", port)
             await told.until(("up", 1), "down", ("up", 2))
-            connection.send(Abort(RequestKey(2)))
+            connection.send(Abort([RequestKey(2)]))
             # what was sent while it was down is lost
-            await second.until(("connected", "decode-0", 1), ("received", "decode-0", Abort(RequestKey(2))))
+            await second.until(("connected", "decode-0", 1), ("received", "decode-0", Abort([RequestKey(2)])))
         second.hub.close()
 
     play(scenario)
@@ -446,7 +446,7 @@ def test_stop_ends_a_connection_and_an_error_of_its_handler_gets_out() -> None:
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        for message, error in ((Stop(), None), (Abort(RequestKey(13)), RuntimeError)):
+        for message, error in ((Stop(), None), (Abort([RequestKey(13)]), RuntimeError)):
             told = Told()
             connection = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), hello, told)
             running = asyncio.create_task(connection.run())
@@ -842,7 +842,7 @@ def test_a_hub_acts_on_the_loss_of_a_connection_that_it_has_ended(cause: str) ->
         waiting = peer._transport
         while waiting and not waiting.get_write_buffer_size():
             for _ in range(10_000):
-                heard.hub.send(InstanceId("decode-0"), Abort(KEY))
+                heard.hub.send(InstanceId("decode-0"), Abort([KEY]))
             await asyncio.sleep(0)
         assert not poll.poll(0)
         if cause == "garbage":

@@ -62,7 +62,7 @@ def _last(script: Script) -> NewTokens:
 
 def has_let_go(script: Script) -> None:
     """The decode instance is told to forget it, and nothing is left when it has."""
-    assert script.take_one(Abort, DECODE).key == ONE
+    assert script.take_one(Abort, DECODE).keys == [ONE]
     script.gone(DECODE)
     is_gone(script)
 
@@ -134,7 +134,7 @@ def test_without_room_it_is_let_go() -> None:
 def test_what_no_later_prompt_could_use_is_let_go(options: dict[str, Any]) -> None:
     script = script_of(**options)
     running(script)
-    assert end(script) == [(DECODE, Abort(ONE))]
+    assert end(script) == [(DECODE, Abort([ONE]))]
 
 
 def test_with_a_window_an_answer_is_kept_where_all_of_it_is_saved() -> None:
@@ -159,7 +159,7 @@ def test_an_answer_within_a_block_is_let_go() -> None:
     script.chosen(1)
     script.decode(admitted=[ONE])
     # 11 tokens have KV.
-    assert end(script) == [(DECODE, Abort(ONE))]
+    assert end(script) == [(DECODE, Abort([ONE]))]
 
 
 def test_an_instance_that_holds_nothing_has_ended_it() -> None:
@@ -198,7 +198,7 @@ def test_the_pool_dies_before_it_answers() -> None:
     running(script)
     end(script)
     script.close(POOL)
-    assert script.take_one(Abort, DECODE).key == ONE
+    assert script.take_one(Abort, DECODE).keys == [ONE]
     script.connect(POOL, epoch=2, enable_prefix_caching=True)
     script.gone(DECODE)
     assert script.router.is_idle
@@ -235,7 +235,7 @@ def test_an_answer_behind_kv_that_may_be_wrong_is_let_go() -> None:
     script.say(GATEWAY, Submit(other))
     script.reserve(2)
     script.first_token(2, finish_reason="error", error="NaN", is_spoilt=True)
-    assert end(script) == [(DECODE, Abort(ONE))]
+    assert end(script) == [(DECODE, Abort([ONE]))]
 
 
 @pytest.mark.parametrize("is_reserved", [False, True])
@@ -255,7 +255,7 @@ def test_an_answer_that_is_found_to_be_wrong_meanwhile_is_not_made_known(is_rese
     else:
         script.take()
         script.say(POOL, reserved)
-        assert script.take_one(Abort, DECODE).key == ONE
+        assert script.take_one(Abort, DECODE).keys == [ONE]
 
 
 def test_its_gateway_dies() -> None:
@@ -274,7 +274,7 @@ def test_a_victim_that_ends_before_the_pool_has_room_is_let_go() -> None:
     script.decode(wants_evicted=[ONE])
     assert script.state().phase is Phase.MAKING_ROOM
     sent = end(script)
-    assert (DECODE, Abort(ONE)) in sent and not any(isinstance(message, Reserve) for _, message in sent)
+    assert (DECODE, Abort([ONE])) in sent and not any(isinstance(message, Reserve) for _, message in sent)
     # The pool's answer to the victim's request comes too late.
     script.say(POOL, Reserved(ONE, pool_blocks(10, 11, 12, 13), num_tokens=8))
     assert not script.take()

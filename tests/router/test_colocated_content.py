@@ -173,7 +173,7 @@ def test_a_client_that_leaves_while_the_pool_is_asked_leaves_nothing() -> None:
     save(script)
     submit(script, 2)
     script.take()
-    script.say(GATEWAY, Abort(TWO))
+    script.say(GATEWAY, Abort([TWO]))
     assert [message for name, message in script.take() if name == POOL] == [Release([TWO])]
     found(script, 10)
     assert not script.take() and script.router.is_idle

@@ -171,14 +171,14 @@ def test_the_stager_dies_with_its_copies() -> None:
     script.chosen(1)
     script.close(PREFILL)
     assert script.state().phase is Phase.POOLED
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     script.router.check_idle()
 
 
 def test_an_abort_waits_for_the_dead() -> None:
     script = Script()
     script.running()
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     script.take()
     script.close(DECODE)
     assert script.take_one(Release, POOL).keys == [ONE]
@@ -192,7 +192,7 @@ def test_a_gateway_takes_its_requests_along() -> None:
     script.take()
     script.close(GATEWAY)
     sent = script.take()
-    assert (DECODE, Abort(ONE)) in sent and (POOL, Release([RequestKey(2)])) in sent
+    assert (DECODE, Abort([ONE])) in sent and (POOL, Release([RequestKey(2)])) in sent
     script.gone(DECODE)
     script.router.check_idle()
 
@@ -250,7 +250,7 @@ def test_the_pool_comes_back_without_anything() -> None:
     sent = script.take()
     assert [to for to, message in sent if isinstance(message, UsePool)] == [PREFILL, DECODE]
     assert script.state(1).phase is Phase.RUNNING and script.state(1).num_cached == 0
-    assert (PREFILL, Abort(RequestKey(3))) in sent
+    assert (PREFILL, Abort([RequestKey(3)])) in sent
     assert [message.key for _, message in sent if isinstance(message, Reserve)] == [2]
     script.gone(PREFILL, 3)
     assert Reserve in [type(message) for _, message in script.take()]
@@ -359,7 +359,7 @@ def test_an_answer_of_the_pool_to_an_earlier_question_is_void() -> None:
     script = Script()
     script.submit()
     first = script.take_one(Reserve, POOL)
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     script.submit()
     second = script.take_one(Reserve, POOL)
     script.say(POOL, Reserved(ONE, [PoolBlockId(1), PoolBlockId(2)], number=first.number))

@@ -39,7 +39,7 @@ def test_it_goes_to_a_prefill_instance_and_ends_there(tier: str) -> None:
     sent = script.take()
     (tokens,) = [message for _, message in sent if isinstance(message, Tokens)]
     assert tokens.news == [END] and ONE in tokens.timelines
-    assert (PREFILL, Abort(ONE)) in sent and not any(to == DECODE for to, _ in sent)
+    assert (PREFILL, Abort([ONE])) in sent and not any(to == DECODE for to, _ in sent)
     script.gone(PREFILL)
     script.router.check_idle()
 
@@ -99,8 +99,8 @@ def test_its_client_leaves() -> None:
     script = Script()
     submit(script)
     script.take()
-    script.say(GATEWAY, Abort(ONE))
-    assert script.take_one(Abort, PREFILL).key == ONE
+    script.say(GATEWAY, Abort([ONE]))
+    assert script.take_one(Abort, PREFILL).keys == [ONE]
     assert script.state().phase is Phase.LEAVING
     # This was on its way.
     script.say(PREFILL, prefill_report(news=[END]))

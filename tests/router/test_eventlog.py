@@ -43,7 +43,7 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
     script.tick(0.5)
     script.close(DECODE)
     script.connect(DECODE, epoch=2)
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
 
     path = tmp_path / "events"
     with path.open("wb") as file:

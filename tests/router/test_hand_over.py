@@ -295,10 +295,10 @@ def test_its_end_is_awaited_of_both(is_admitted: bool) -> None:
         script.decode(admitted=[ONE])
         script.decode(news=[NewTokens(ONE, 1, [9], finish_reason="stop")], num_running=0)
     else:
-        script.say("gateway-0", Abort(ONE))
+        script.say("gateway-0", Abort([ONE]))
         script.gone(DECODE)
     sent = script.take()
-    assert (PREFILL, Abort(ONE)) in sent and not any(isinstance(each, Release) for _, each in sent)
+    assert (PREFILL, Abort([ONE])) in sent and not any(isinstance(each, Release) for _, each in sent)
     saved(script)  # The messages cross.
     assert script.take() == []
     script.gone(PREFILL)

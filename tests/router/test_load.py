@@ -44,8 +44,8 @@ def ask(script: Script) -> object:
 EVENTS: dict[str, Callable[[Script], object]] = {
     "best effort comes": lambda script: submit(script, 10**6),
     "real time comes": lambda script: submit(script, 10**6, "rt"),
-    "one of the queue leaves": lambda script: script.say(GATEWAY, Abort(RequestKey(20))),
-    "one that was started leaves": lambda script: script.say(GATEWAY, Abort(RequestKey(1))),
+    "one of the queue leaves": lambda script: script.say(GATEWAY, Abort([RequestKey(20)])),
+    "one that was started leaves": lambda script: script.say(GATEWAY, Abort([RequestKey(1)])),
     "the pool answers": lambda script: script.reserve(1),
     "time passes": lambda script: script.tick(0.1),
     "somebody asks how it is": ask,

@@ -109,7 +109,7 @@ def test_a_gateway_that_asks_again_hears_each_token_once() -> None:
 
 def test_a_request_that_was_aborted_is_not_heard_of() -> None:
     script = begun()
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     heard(script)
     script.tick(2 * MAX_DELAY_S)
     assert heard(script) == []

@@ -61,7 +61,7 @@ def test_without_real_time_best_effort_is_spread() -> None:
 def test_beside_real_time_best_effort_stays_together_and_real_time_goes_elsewhere() -> None:
     script = two()
     first = placed(script, 1, "rt")
-    script.say(GATEWAY, Abort(RequestKey(1)))
+    script.say(GATEWAY, Abort([RequestKey(1)]))
     script.gone(first)
     homes = {placed(script, key, "be") for key in (2, 3)}
     (home,) = homes
@@ -128,7 +128,7 @@ def test_beside_real_time_so_much_best_effort_is_ready_and_no_more() -> None:
     assert num_asked(script) == most
     # one leaves, one comes
     script.reserve(100, [20])
-    script.say(GATEWAY, Abort(RequestKey(100)))
+    script.say(GATEWAY, Abort([RequestKey(100)]))
     script.gone(PREFILL, 100)
     script.gone(SECOND, 100)
     assert num_asked(script) == 1

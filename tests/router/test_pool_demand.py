@@ -266,7 +266,7 @@ def test_a_victim_that_is_given_up_leaves_the_pool_nothing_that_it_was_about_to_
         if script.state().phase is Phase.LEAVING:
             break
     sent = script.take()
-    assert (POOL, Release([ONE])) in sent and (DECODE, Abort(ONE)) in sent
+    assert (POOL, Release([ONE])) in sent and (DECODE, Abort([ONE])) in sent
     script.say(DECODE, Gone([ONE]))
     assert [type(message) for to, message in script.take() if to == POOL] == [Reserve]
 
@@ -300,7 +300,7 @@ def test_blocks_of_a_common_prefix_count_once_and_until_the_last_leaves() -> Non
     assert counted(script, 3, [*common, *range(200, 208)]) == (16 + 3, 12 + 4)
     demand = script.router.state.demand
     for key, left in ((1, (15, 12)), (3, (12, 0)), (2, (0, 0))):
-        script.say(GATEWAY, Abort(RequestKey(key)))
+        script.say(GATEWAY, Abort([RequestKey(key)]))
         assert (demand.num_blocks, demand.num_be_blocks) == left
 
 

@@ -182,7 +182,7 @@ def test_a_request_without_a_prefix_of_its_own_to_share_waits_for_nothing() -> N
 
 
 def abort(script: Script) -> None:
-    script.say(GATEWAY, Abort(RequestKey(1)))
+    script.say(GATEWAY, Abort([RequestKey(1)]))
 
 
 def die(script: Script) -> None:
@@ -249,7 +249,7 @@ def test_the_others_start_when_its_instance_dies() -> None:
 def test_a_request_that_leaves_waits_no_more() -> None:
     script = script_of()
     submit(script, 1, 2, 3)
-    script.say(GATEWAY, Abort(RequestKey(2)))
+    script.say(GATEWAY, Abort([RequestKey(2)]))
     assert waiting(script) == 1
     reserved(script, 1)
     script.first_token(1)

@@ -286,7 +286,7 @@ def test_real_time_that_is_aborted_is_not_coming_any_more(has_token: bool) -> No
     if has_token:
         script.first_token(10)
     script.take()
-    script.say(GATEWAY, Abort(RequestKey(10)))
+    script.say(GATEWAY, Abort([RequestKey(10)]))
     assert announced(script) == [(0, 0)]
 
 
@@ -326,7 +326,7 @@ def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled(
     assert [state.key for state in waiting.soonest(2, 0.0)] == [1, 2]
     assert [state.key for state in waiting.soonest(9, script.now)] == [3, 1, 2], "lost ones are last"
     assert [state.key for state in waiting.soonest(2, script.now)] == [3, 1]
-    script.say(GATEWAY, Abort(RequestKey(1)))
+    script.say(GATEWAY, Abort([RequestKey(1)]))
     assert [state.key for state in waiting.soonest(2, 0.0)] == [2, 3]
 
 
@@ -495,7 +495,7 @@ def test_those_without_an_objective_hide_none_that_is_late() -> None:
     assert not _is_any_late(island, script.now)
     script.now += 5.0
     assert _is_any_late(island, script.now)
-    script.say(GATEWAY, Abort(RequestKey(100)))
+    script.say(GATEWAY, Abort([RequestKey(100)]))
     assert not _is_any_late(island, script.now)
 
 
@@ -513,7 +513,7 @@ def test_real_time_without_objectives_leaves_in_order_of_arrival() -> None:
     assert [state.key for state in queue.soonest(2, script.now)] == [1, 2]
     assert waits_in_time(script.router.state.island)
     script.now += 19.0
-    script.say(GATEWAY, Abort(RequestKey(1)))
+    script.say(GATEWAY, Abort([RequestKey(1)]))
     assert len(queue) == 2 and not waits_in_time(script.router.state.island)
 
 
@@ -553,5 +553,5 @@ def test_one_that_is_lost_does_not_hide_one_that_waits_in_time() -> None:
     script.now += 9.0
     pooled(script, 2, "rt")
     assert waits_in_time(island)
-    script.say(GATEWAY, Abort(RequestKey(2)))
+    script.say(GATEWAY, Abort([RequestKey(2)]))
     assert len(script.router.state.decode_queue) == 1 and not waits_in_time(island), "the other is lost"

@@ -380,7 +380,7 @@ def test_kv_of_a_request_that_shares_nothing_any_more_may_be_wrong_for_others() 
 
 def test_kv_that_may_be_wrong_is_forgotten_even_if_its_client_is_gone() -> None:
     script = colocated_script()
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     assert len(spoilt(script, 1)) == 2
 
 

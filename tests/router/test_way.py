@@ -88,7 +88,7 @@ def test_a_request_that_ends_with_its_first_token_is_called_back_before_its_bloc
     script.take()
     script.first_token(finish_reason="length")
     sent = script.take()
-    assert (PREFILL, Abort(ONE)) in sent and not any(isinstance(message, Release) for _, message in sent)
+    assert (PREFILL, Abort([ONE])) in sent and not any(isinstance(message, Release) for _, message in sent)
     script.gone(PREFILL)
     assert script.take_one(Release, POOL).keys == [ONE]
     script.router.check_idle()
@@ -104,10 +104,10 @@ def test_abort(stage: str) -> None:
         script = Script()
         getattr(script, stage)()
     script.take()
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     place = {"reserve": PREFILL, "running": DECODE}.get(stage)
     if place:
-        assert script.take_one(Abort, place).key == ONE
+        assert script.take_one(Abort, place).keys == [ONE]
         script.gone(place)
     assert script.take_one(Release, POOL).keys == [ONE]
     script.router.check_idle()
@@ -117,7 +117,7 @@ def test_nobody_aborts_what_is_anothers() -> None:
     script = Script()
     script.connect("gateway-1")
     script.running()
-    script.say("gateway-1", Abort(ONE))
+    script.say("gateway-1", Abort([ONE]))
     assert script.state().phase is Phase.RUNNING
 
 
@@ -130,7 +130,7 @@ def test_too_long_full_and_duplicate_are_refused() -> None:
     script.submit(key=2)
     assert script.take_one(Rejected, GATEWAY).reason == "full"
     script.reserve()
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     script.take()
     script.submit()
     assert script.take_one(Rejected, GATEWAY).reason == "duplicate"
@@ -302,7 +302,7 @@ def test_a_victim_without_room_is_recomputed_when_nothing_moves_any_more() -> No
     assert script.take_one(Reserve, POOL).key == ONE
     script.say(POOL, Reserved(ONE, None))
     script.tick(0.2)
-    assert script.take_one(Abort, DECODE).key == ONE
+    assert script.take_one(Abort, DECODE).keys == [ONE]
     assert script.router.state.counters.num_recomputed == 1
     script.gone(DECODE)
     assert script.take_one(Reserve, POOL).key == ONE
@@ -504,7 +504,7 @@ def test_so_many_tokens_wait_and_no_more() -> None:
     rejected = script.take_one(Rejected, GATEWAY)
     assert (rejected.key, rejected.reason) == (RequestKey(2), "full")
     assert "60 tokens wait for prefill already" in rejected.message
-    script.say(GATEWAY, Abort(ONE))
+    script.say(GATEWAY, Abort([ONE]))
     assert num_queued_tokens(script) == 0
     for key in range(3, 9):
         script.submit(key, num_prompt=6)

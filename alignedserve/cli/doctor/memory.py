@@ -130,7 +130,7 @@ def memory_finding(num_available: int, num_weights: int, num_kv: int, num_pool: 
 
 def check_limits(case: Case) -> Iterator[Finding]:
     num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield files_finding(num_files, case.settings.limits.max_requests_per_key)
+    yield files_finding(num_files, case.settings.limits.max_requests())
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if not case.is_cpu and locked != resource.RLIM_INFINITY:
         yield note(

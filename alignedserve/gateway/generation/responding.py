@@ -28,6 +28,7 @@ from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.service import Service, Slo, service_of
 from alignedserve.gateway.grammars.compiler import Compiler
+from alignedserve.gateway.http.access import add_choices
 from alignedserve.gateway.http.errors import ApiError, invalid, unavailable
 from alignedserve.gateway.http.json_pieces import AnswerStream, Piece, blocks_of, json_response
 from alignedserve.gateway.http.keys import owner_of
@@ -175,6 +176,7 @@ async def respond(
     slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
     service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
     headers = request_builder.ignored_parameters.note(call.ignored)
+    add_choices(http, len(call.prompts) * call.params.n)
     generation, builder = await unless_gone(http, request_builder.build(call, service, owner))
     try:
         if call.is_stream:

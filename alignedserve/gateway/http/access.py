@@ -141,6 +141,9 @@ def _is_of(origin: str, host: str | None) -> bool:
 # ---- every request ---------------------------------------------------------------------------------------------------
 
 
+AddChoices = Callable[[int], None]
+
+
 class DrainState:
     def __init__(self) -> None:
         # Whether new requests are refused.
@@ -153,14 +156,25 @@ class DrainState:
         return self._num_open[owner]
 
     @contextmanager
-    def counted(self, owner: str) -> Iterator[None]:
-        """Counts a request of `owner` as running, until the block ends."""
+    def counted(self, owner: str, most: int) -> Iterator[AddChoices]:
+        """Counts a request of `owner` as running, until the block ends. Yields a function that counts it as several,
+        and raises ApiError if the owner would have more than `most`."""
+        num_own = 1
+
+        def add_choices(num_choices: int) -> None:
+            nonlocal num_own
+            num_more = max(num_choices - num_own, 0)
+            if num_more and self._num_open[owner] + num_more > most:
+                raise _too_many(most, self._num_open[owner] - num_own, num_choices)
+            self._num_open[owner] += num_more
+            num_own += num_more
+
         self._num_open[owner] += 1
         self._idle.clear()
         try:
-            yield
+            yield add_choices
         finally:
-            self._num_open[owner] -= 1
+            self._num_open[owner] -= num_own
             if not self._num_open[owner]:
                 del self._num_open[owner]
             if not self._num_open:
@@ -217,6 +231,7 @@ class AuthLimitsMiddleware:
         self._public = public
         self._access = access
         self._limits = limits = access.limits
+        self._max_requests = limits.max_requests(access.keys.owner(None) is None)
         # By path: the largest body in bytes, and how much of it is in memory at a time, since files are passed to the
         # store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
@@ -249,7 +264,8 @@ class AuthLimitsMiddleware:
                 return
             state = scope.setdefault("state", {})
             state.update(self._access.rights_of(owner or ANYONE), owner=owner or ANYONE, share=share)
-            with self._access.drain_state.counted(owner or ANYONE):
+            with self._access.drain_state.counted(owner or ANYONE, self._max_requests) as add_choices:
+                state["add_choices"] = add_choices
                 await self._app(scope, reading.receive, send)
 
     def _refusal(
@@ -267,11 +283,8 @@ class AuthLimitsMiddleware:
             return _unauthorized(given != [None])
         if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if (
-            owner is not None
-            and self._access.drain_state.num_open(owner) >= self._limits.max_requests_per_key
-        ):
-            return _too_many(self._limits.max_requests_per_key)
+        if owner is not None and (num_open := self._access.drain_state.num_open(owner)) >= self._max_requests:
+            return _too_many(self._max_requests, num_open, 1)
         return None
 
     def _is_public(self, scope: Scope) -> bool:
@@ -320,9 +333,15 @@ def _unauthorized(has_key: bool) -> ApiError:
     return error
 
 
-def _too_many(limit: int) -> ApiError:
+def add_choices(http: Request, num_choices: int) -> None:
+    """Counts a call as its number of choices. Raises ApiError if its API key would have too many."""
+    add: AddChoices = http.state.add_choices
+    add(num_choices)
+
+
+def _too_many(limit: int, num_open: int, num_more: int) -> ApiError:
     message = (
-        f"{limit} requests are open, and at most {limit} may be: for one API key, or of all clients together if the "
-        "server needs no key"
+        f"{num_open} requests are open, and {num_more} more would exceed max_requests_per_key={limit}: for one API "
+        "key, or of all clients together if the server needs no key. Each choice counts"
     )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)

@@ -20,6 +20,8 @@ from alignedserve.types import RequestKey
 MAX_AHEAD = 16
 # Length of a pause, as a multiple of the time that the router took for the messages before it.
 REST = 3.0
+# Requests that one message aborts. They take the router some tens of milliseconds.
+MAX_ABORTED = 1024
 # Submissions that may wait here: enough to have the next few ready when they may be sent.
 MAX_WAITING = 2 * MAX_AHEAD
 
@@ -88,9 +90,10 @@ class SubmissionPacer:
 
     def _next(self) -> None:
         if self._aborts:
-            key = next(iter(self._aborts))
-            del self._aborts[key]
-            self.send(Abort(key))
+            keys = [*itertools.islice(self._aborts, MAX_ABORTED)]
+            for key in keys:
+                del self._aborts[key]
+            self.send(Abort(keys))
         else:
             key = next(iter(self._submits))
             self._submits.pop(key)()

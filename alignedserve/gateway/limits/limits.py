@@ -18,6 +18,8 @@ _MAX_STORED_BYTES = 4 << 30
 # Log-probabilities of an answer that is not streamed, at most. They are held until it is complete, at about 80 bytes
 # each: 40 MB.
 MAX_OUTPUT_LOGPROBS = 1 << 19
+# The default of max_requests_per_key without API keys.
+MAX_REQUESTS = 4096
 # The longest objectives that a real-time request may have, in milliseconds. A request that can wait uses `flex`.
 MAX_TTFT_MS = 600_000.0
 MAX_TBT_MS = 60_000.0
@@ -44,8 +46,10 @@ class CallLimits:
         1.0
     )
     max_requests_per_key: Annotated[
-        int, "maximum open requests of an API key, or of all clients without keys; more is a 429"
-    ] = 4096
+        int | None,
+        "maximum open requests of an API key, or of all clients without keys; each choice counts; more is a 429 "
+        "[default: 2048 with API keys, which is half of --max-num-queued-reqs, and 4096 without]",
+    ] = None
     max_open_batches: Annotated[int, "maximum unfinished batches of all API keys; more is a 429"] = 1000
     max_open_batches_per_key: Annotated[
         int, "maximum unfinished batches of an API key or its group; more is a 429"
@@ -81,6 +85,10 @@ class CallLimits:
                 f"max_total_body_bytes={self.max_total_body_bytes}: must be at least twice "
                 f"max_body_bytes={self.max_body_bytes}, as one API key may have half of it"
             )
+
+    def max_requests(self, needs_keys: bool = False) -> int:
+        """Returns `max_requests_per_key`, or its default. With API keys, one of them can't fill the router's queue."""
+        return self.max_requests_per_key or MAX_REQUESTS // (1 + needs_keys)
 
     def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
         """Checks the numbers of token ids, before each id is checked. Raises InvalidRequest that names the limit."""

@@ -101,7 +101,7 @@ class RequestStats:
 
     def rejected(self, reason: str) -> None:
         """Called when the router has rejected it for this reason (Rejected)."""
-        self._tier.num_turned_away += reason == "full"
+        self._tier.num_turned_away += reason in ("full", "owner_full")
         self.ended("rejected")
 
     def told(self, timeline: Timeline | None = None) -> None:

@@ -17,6 +17,7 @@ from alignedserve.gateway.http.keys import ANYONE, Keys, digest_of, owners_of
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.protocol.messages import Drain
+from alignedserve.router.config import RouterConfig
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import GATEWAY, JSON, play, served
 
@@ -291,6 +292,37 @@ def test_a_key_has_so_many_requests_open_and_no_more() -> None:
             assert (await ask("secret")).status_code == 200
 
     play(scenario)
+
+
+def test_each_choice_of_a_call_counts() -> None:
+    async def scenario() -> None:
+        async with served(limits=CallLimits(max_requests_per_key=8), **KEYED) as at:
+            at.router.allow(0)
+
+            async def ask(key: str, n: int) -> httpx2.Response:
+                headers = {"authorization": f"Bearer {key}"}
+                return await at.http.post(
+                    "/v1/completions", json={"prompt": ["x", "y"], "n": n}, headers=headers
+                )
+
+            asking = asyncio.create_task(ask("secret", 3))
+            await at.router.until(lambda: len(at.router.submitted) == 6)
+            refused = await ask("secret", 2)
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert "max_requests_per_key=8" in refused.json()["error"]["message"]
+            others = [asyncio.create_task(ask("secret", 1)), asyncio.create_task(ask("other", 4))]
+            await at.router.until(lambda: len(at.router.submitted) == 16)
+            at.router.allow(None)
+            assert [(await each).status_code for each in (asking, *others)] == [200, 200, 200]
+            assert (await ask("secret", 4)).status_code == 200
+
+    play(scenario)
+
+
+def test_a_key_can_not_fill_the_queue_of_the_router() -> None:
+    assert CallLimits().max_requests(needs_keys=True) == RouterConfig().max_num_queued_reqs // 2
+    assert CallLimits().max_requests() == RouterConfig().max_num_queued_reqs
+    assert CallLimits(max_requests_per_key=9).max_requests(needs_keys=True) == 9
 
 
 def test_without_keys_all_clients_together_have_so_many_requests_open() -> None:

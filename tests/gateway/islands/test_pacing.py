@@ -39,8 +39,11 @@ class Paced:
     def take(self) -> list[int]:
         """Requests that it has heard of; of aborted ones, below zero."""
         heard, self.heard[:] = self.heard[:], [each for each in self.heard if isinstance(each, Echo)]
-        numbers = [-each.key if isinstance(each, Abort) else each for each in heard]
-        return [each for each in numbers if isinstance(each, int)]
+        numbers: list[int] = []
+        for each in heard:
+            numbers += [-key for key in each.keys] if isinstance(each, Abort) else []
+            numbers += [each] if isinstance(each, int) else []
+        return numbers
 
     def answer(self, took_s: float = 0.002) -> float:
         """How long the rest after that is."""
@@ -79,9 +82,24 @@ def test_aborts_leave_before_submissions_and_take_back_what_has_not_left() -> No
     paced.take()
     assert paced.abort(30, 3, 31, 4) == [False, True, False, True]
     paced.answer()
-    assert paced.take() == [-3, -4, *range(MAX_AHEAD, 30)]
+    # Both are aborted by one message.
+    assert paced.take() == [-3, -4, *range(MAX_AHEAD, 30), 32]
     paced.answer()
-    assert paced.take() == [*range(32, 40)]
+    assert paced.take() == [*range(33, 40)]
+
+
+def test_thousands_of_aborts_take_a_few_messages() -> None:
+    paced = Paced()
+    paced.abort(*range(1, 4601))
+    num_messages, num_rounds, taken = 0, 0, list[int]()
+    while len(taken) < 4600:
+        num_messages += sum(isinstance(each, Abort) for each in paced.heard)
+        taken += paced.take()
+        if len(taken) < 4600:
+            paced.answer()
+            num_rounds += 1
+    assert num_messages <= MAX_AHEAD + 5 and num_rounds == 1
+    assert sorted(taken) == [-key for key in range(4600, 0, -1)]
 
 
 def test_an_answer_on_a_connection_that_is_gone_means_nothing() -> None:

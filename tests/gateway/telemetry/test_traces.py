@@ -125,7 +125,7 @@ class Telling(ScriptedRouter):
         super().received(hello, message)
         if isinstance(message, Abort):
             offset_s = [("queued", 0.0), ("prefilling", 1e-6), ("running", 2e-6)]
-            self.hub.send(hello.instance_id, Tokens([], {message.key: offset_s}))
+            self.hub.send(hello.instance_id, Tokens([], dict.fromkeys(message.keys, offset_s)))
 
 
 def unfinished(router: ScriptedRouter) -> ScriptedRouter:

@@ -120,7 +120,7 @@ def test_messages_go_both_ways_in_order_whatever_the_pieces(play: Play) -> None:
         await pair.until_up()
         assert pair.router.heard == ["connected"] and pair.client.heard == [("up", 1)]
         pair.clear()
-        sent = [message for number in range(200) for message in (Echo(number), Abort(RequestKey(number)))]
+        sent = [message for number in range(200) for message in (Echo(number), Abort([RequestKey(number)]))]
         for message in sent:
             pair.client.link.send(message)
         await asyncio.sleep(5)

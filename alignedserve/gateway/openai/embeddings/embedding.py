@@ -162,6 +162,7 @@ class Embedding:
             cache_salt=self.cache_salt,
             pooling=self.pooling,
             adapter=self.adapter,
+            owner=self.owner,
         )
         self._num_begun += 1
         self._open[index] = request.key
