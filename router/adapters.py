@@ -54,6 +54,7 @@ class Adapters:
         if self._wanted is not None and self.has_unused:
             kept = self._wanted.adapters + self._still_used(self._wanted)
             if len(kept) < len(self._ordered.adapters) and not self._no_room(kept):
+                self._is_answered = False
                 self._order(kept)
 
     def answered(self, sender: InstanceId, answer: AdaptersSet) -> None:
@@ -87,7 +88,9 @@ class Adapters:
         """Answers the launcher once all instances have answered."""
         if self._wanted is not None and not (self._waits_for or self._is_answered):
             self._is_answered = True
-            self._router.outbox.send(LAUNCHER, AdaptersSet(self._wanted.number, self._reason))
+            wanted = {each.adapter for each in self._wanted.adapters}
+            kept = [each.adapter for each in self._ordered.adapters if each.adapter not in wanted]
+            self._router.outbox.send(LAUNCHER, AdaptersSet(self._wanted.number, self._reason, kept))
 
     def _still_used(self, wanted: SetAdapters) -> list[AdapterAt]:
         names = {each.adapter for each in wanted.adapters}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alignedserve.engine.adapter_places import AdapterPlaces
 from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints

@@ -918,6 +918,8 @@ class AdaptersSet(Message):
     number: int
     # Why an adapter could not be loaded; empty: all are there.
     reason: str = ""
+    # From a router: adapters that instances still have because requests use them. It answers again without them.
+    kept: list[str] = []
 
 
 class ServedAdapters(Message):
