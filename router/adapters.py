@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.messages import AdapterAt, AdaptersSet, Hello, SetAdapters
+from alignedserve.protocol.messages import (
+    AdapterAt,
+    AdaptersSet,
+    Hello,
+    Rejected,
+    Request,
+    SetAdapters,
+)
+from alignedserve.router.leaving import Recaller
 from alignedserve.router.state import RouterState
 from alignedserve.router.views import Process
 from alignedserve.types import LAUNCHER, InstanceId
 
 # The answer if no instance has obeyed.
 NOBODY = "no instance is up"
+UNLOADED = "the adapter that this request names was unloaded"
 
 
 @dataclass(eq=False, slots=True)
 class Adapters:
     _router: RouterState
+    _recaller: Recaller
     # The launcher's last order; None: it has sent none yet.
     _wanted: SetAdapters | None = None
     # The last order to instances.
@@ -39,8 +49,18 @@ class Adapters:
         """Whether instances keep adapters only for requests that have begun."""
         return self._wanted is not None and len(self._ordered.adapters) > len(self._wanted.adapters)
 
+    def refusal(self, request: Request) -> tuple[str, str] | None:
+        """Returns why a request can't run, for `Rejected`: its adapter was unloaded before it arrived. No instance must
+        get it."""
+        is_there = request.adapter in ("", *(each.adapter for each in self._ordered.adapters))
+        if is_there or not self.are_known:
+            return None
+        return "adapter", UNLOADED
+
     def wanted(self, wanted: SetAdapters) -> None:
         """Takes an order of the launcher."""
+        if self._wanted is None:
+            self._refuse_unknown(wanted)
         self._wanted, self._is_answered = wanted, False
         adapters = wanted.adapters + self._still_used(wanted)
         if reason := self._no_room(adapters):
@@ -76,6 +96,13 @@ class Adapters:
             self._waits_for.discard(instance_id)
             self._answer()
 
+    def _refuse_unknown(self, wanted: SetAdapters) -> None:
+        """Ends requests of a new router whose adapters are not wanted any more. No instance has seen them yet."""
+        names = {"", *(each.adapter for each in wanted.adapters)}
+        for state in [each for each in self._router.requests if each.request.adapter not in names]:
+            self._router.outbox.send(state.gateway, Rejected(state.key, "adapter", UNLOADED))
+            self._recaller.finish(state)
+
     def _order(self, adapters: list[AdapterAt]) -> None:
         self._ordered = SetAdapters(self._ordered.number + 1, adapters)
         self._reason = NOBODY
@@ -102,7 +129,9 @@ class Adapters:
 
     def _no_room(self, adapters: list[AdapterAt]) -> str:
         """Returns why instances have no places for these adapters; empty if they have."""
-        num_places = min((view.hello.limits.num_adapter_places for view in self._loading), default=len(adapters))
+        num_places = min(
+            (view.hello.limits.num_adapter_places for view in self._loading), default=len(adapters)
+        )
         if len(adapters) <= num_places:
             return ""
         return f"{len(adapters)} adapters would be in use, those included that running requests still use"

@@ -66,9 +66,9 @@ class Router:
         self._reports = InstanceReports(
             state, transitions, requeuer, output, staging, eviction, ended, pool, hand_over
         )
-        self._submissions = Submissions(state, requeuer, recaller, orphans)
+        self._adapters = adapters = Adapters(state, recaller)
+        self._submissions = Submissions(state, requeuer, recaller, orphans, adapters)
         welcome = Welcome(epoch, config.silence_s)
-        self._adapters = adapters = Adapters(state)
         self._recovery = Recovery(
             state, welcome, transitions, recaller, self._pool_recovery, hand_over, adapters
         )

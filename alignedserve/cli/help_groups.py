@@ -109,7 +109,10 @@ SERVE = (
         "network",
         "Network and access",
         ("host", "port", "api_key", "api_key_file"),
-        ("allow_no_auth", "allowed_origins", "allowed_hosts", "strict_parameters"),
+        (
+            *("operator_key", "operator_key_file", "allow_no_auth"),
+            *("allowed_origins", "allowed_hosts", "strict_parameters"),
+        ),
     ),
     OptionGroup(
         "operation",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 from alignedserve.gateway.anthropic.routes import message_routes
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation.responding import RequestBuilder
-from alignedserve.gateway.http.access import Access, AuthLimitsMiddleware
+from alignedserve.gateway.http.access import Access, AuthLimitsMiddleware, require_counters
 from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
@@ -85,7 +85,8 @@ def create_app(
     app.include_router(adapter_routes(request_builder, changes or AdapterChanges(request_builder.model)))
 
     @app.get("/v1/cluster")
-    async def cluster() -> Json:
+    async def cluster(http: Request) -> Json:
+        require_counters(http)
         return cluster_body(await islands.cluster())
 
     for router in routers:

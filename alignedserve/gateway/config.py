@@ -96,7 +96,7 @@ class HttpConfig:
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """API keys. Only the launcher reads them; the gateway receives their digests."""
+    """Clients' and operators' keys. Only the launcher reads them; the gateway receives their digests."""
 
     api_key: Annotated[
         tuple[str, ...],
@@ -105,12 +105,27 @@ class KeyConfig:
     api_key_file: Annotated[
         str | None, "file of API keys, one a line, each optionally followed by its group"
     ] = None
+    operator_key: Annotated[
+        tuple[str, ...],
+        "key that may also read the counts of all clients (/metrics) and change the server for all; repeat for more",
+    ] = field(default=(), repr=False)
+    operator_key_file: Annotated[str | None, "file of operators' keys, like --api-key-file"] = None
     allow_no_auth: Annotated[bool, "allow a public address without API keys"] = False
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the keys may change while the server runs."""
+        return self.api_key_file is not None or self.operator_key_file is not None
+
+    @property
+    def lists(self) -> tuple[tuple[str, ...], str | None, tuple[str, ...], str | None]:
+        """The arguments of owners_of."""
+        return self.api_key, self.api_key_file, self.operator_key, self.operator_key_file
 
     def check(self, http: HttpConfig) -> None:
         """Raises ValueError if the server would be open to other machines without API keys and without
         `--allow-no-auth`."""
-        has_keys = self.api_key or self.api_key_file is not None
+        has_keys = self.api_key or self.operator_key or self.has_files
         if not has_keys and not self.allow_no_auth and not http.is_on_loopback:
             raise ValueError(
                 f"host={http.host!r}: reachable from other machines without an API key; give --api-key or "

@@ -125,8 +125,16 @@ class GatewayProcess:
                     model.names,
                 )
             )
-            access = Access(memory, limits, self._keys, self.ending.drain_state, self._callers(sock))
-            origins, home = self._config.http.allowed_origins, self._home if store else None
+            http = self._config.http
+            access = Access(
+                memory,
+                limits,
+                self._keys,
+                self.ending.drain_state,
+                self._callers(sock),
+                http.is_on_loopback,
+            )
+            origins, home = http.allowed_origins, self._home if store else None
             changes = AdapterChanges(model)
             app = create_app(request_builder, access, routers, origins, store, home, changes)
             await self._serve(app, sock, changes)

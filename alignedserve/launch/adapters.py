@@ -219,7 +219,9 @@ class AdapterKeeper:
         root = next((each for each in roots if path.is_absolute() and real.is_relative_to(each)), None)
         if root is None:
             allowed = ", ".join(self._allowed) or "no directory: see --lora-modules-from"
-            raise Refused(400, f"lora_path={str(path.parent)!r}: adapters are loaded only from below {allowed}")
+            raise Refused(
+                400, f"lora_path={str(path.parent)!r}: adapters are loaded only from below {allowed}"
+            )
         try:
             file = opened(root, real)
         except FileNotFoundError:

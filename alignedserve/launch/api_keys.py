@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from alignedserve.gateway.config import KeyConfig
-from alignedserve.gateway.http.keys import contents_of, owners_in
+from alignedserve.gateway.http.keys import contents_of, files_of, owners_in
 
 _Result = TypeVar("_Result")
 
@@ -37,15 +37,16 @@ class KeyFile:
     ) -> None:
         """`owners` are those of owners_of when the system was planned. `changed` is called with each new list."""
         self._config = config
+        self._files = files_of(config.api_key_file, config.operator_key_file)
         self._owners = dict(owners)
         self._say = say
         self._changed = changed
         self._clock = clock
-        # The contents of the last file that could be used, and its owners.
-        self._seen: bytes | None = None
+        # The contents of the last files that could be used, and their owners.
+        self._seen: dict[str, bytes] | None = None
         self._found: dict[bytes, str] = {}
         # The contents at the last look.
-        self._last: bytes | None = None
+        self._last: dict[str, bytes] | None = None
         # a read that has not ended yet
         self._reading: asyncio.Future[dict[bytes, str] | None] | None = None
         # why the file can't be used, and when that was last printed
@@ -54,7 +55,7 @@ class KeyFile:
 
     async def watch(self) -> None:
         """Runs until it is cancelled. Returns at once if there is no file."""
-        while self._config.api_key_file is not None:
+        while self._files:
             try:
                 await self.look()
             except Exception as error:
@@ -89,7 +90,8 @@ class KeyFile:
             self._reading = _in_daemon_thread(self._read)
         await asyncio.wait({self._reading}, timeout=READ_S)
         if not self._reading.done():
-            raise ValueError(f"api_key_file={self._config.api_key_file!r}: not read within {READ_S:g} s")
+            files = ", ".join(f"{option}={path!r}" for option, path in self._files.items())
+            raise ValueError(f"{files}: not read within {READ_S:g} s")
         reading, self._reading = self._reading, None
         return reading.result()
 
@@ -103,14 +105,13 @@ class KeyFile:
     def _read(self) -> dict[bytes, str] | None:
         """Returns the owners; None if the file may be half written: the same contents have to be there at two looks in
         a row, or a key that is cut short would count. Raises ValueError."""
-        assert self._config.api_key_file is not None
         before, self._last = self._last, None
-        self._last = seen = contents_of(self._config.api_key_file)
+        self._last = seen = contents_of(self._files)
         if seen == self._seen:
             return self._found
         if seen != before:
             return None
-        owners = owners_in(self._config.api_key, self._config.api_key_file, seen)
+        owners = owners_in(self._config.api_key, self._config.operator_key, self._files, seen)
         self._seen, self._found = seen, owners
         return owners
 

@@ -99,7 +99,7 @@ def check(settings: Settings, model: Location) -> None:
     check_policy(make_policy(settings.scheduling), settings.engine, has_profile)
     _check_island_gateways(settings)
     check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
-    owners_of(settings.keys.api_key, settings.keys.api_key_file)
+    owners_of(*settings.keys.lists)
     settings.webhooks.secrets(os.environ)
     settings.http.check_traces()
     choose_max_model_len(settings.engine, model.config)
@@ -212,8 +212,8 @@ def plan_gateways(
         http=settings.http,
         fingerprint={"model": engine.model} | ({"adapters": engine.adapter_names} if engine.adapters else {}),
         limits=settings.limits,
-        key_owners=owners_of(settings.keys.api_key, settings.keys.api_key_file),
-        keys_may_change=settings.keys.api_key_file is not None,
+        key_owners=owners_of(*settings.keys.lists),
+        keys_may_change=settings.keys.has_files,
         store_url=store_url,
         files_at=_absolute(settings.launch.files_at),
         batches=settings.batches.for_slots(num_decoding * engine.max_num_seqs),

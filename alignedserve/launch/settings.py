@@ -60,7 +60,9 @@ class Settings:
                 f"lora_modules_from={', '.join(places)}: needs max_loras, which reserves memory for adapters"
             )
         if max_loras and self.launch.address is not None:
-            raise ValueError(f"max_loras={max_loras}: adapters are loaded while the server runs on one machine only")
+            raise ValueError(
+                f"max_loras={max_loras}: adapters are loaded while the server runs on one machine only"
+            )
 
     @property
     def served_name(self) -> str:

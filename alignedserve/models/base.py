@@ -204,9 +204,7 @@ class Layers:
             return weight
         if split is not None:
             adapters = adapters.split(split)
-        weight = self._ops.with_adapters(
-            weight, adapters if self.shard.size == 1 else adapters.of_rank(mine)
-        )
+        weight = self._ops.with_adapters(weight, adapters if self.shard.size == 1 else adapters.of_rank(mine))
         self._adapters.layers.append(AdaptedLayer(names, out_features, in_features, split, weight))
         return weight
 

@@ -122,9 +122,7 @@ class CpuOps(Ops):
         assert weight.adapters is not None
         weight.adapters.put(number, self._packed_adapters(weight, adapter, SmallArena()))
 
-    def _packed_adapters(
-        self, weight: PackedWeight, adapters: LayerAdapters, arena: Arena
-    ) -> PackedAdapters:
+    def _packed_adapters(self, weight: PackedWeight, adapters: LayerAdapters, arena: Arena) -> PackedAdapters:
         parts = range(len(adapters.out_features))
         return pack_adapters(
             [adapters.stacked_a(part, self.dtype) for part in parts],

@@ -323,14 +323,15 @@ class Rejected(Message):
     """The router did not take the request."""
 
     key: RequestKey
-    # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be that fast).
+    # "full" (try again), "too_long" (it can never fit), "duplicate", "slo" (the model can't be that fast), or "adapter"
+    # (it was unloaded).
     reason: str
     message: str
 
     def wait_s(self, num_submitted: int) -> float | None:
         """Returns the seconds after which a gateway submits the request again, if it was accepted before; None: this is
         final."""
-        if num_submitted < 2 or self.reason in ("too_long", "slo"):
+        if num_submitted < 2 or self.reason in ("too_long", "slo", "adapter"):
             return None
         # After a restart thousands of accepted requests may be rejected at once, so the delay grows.
         return RESUBMIT_S * 2.0 ** min(num_submitted - 2, MAX_DOUBLED)

@@ -101,6 +101,18 @@ def test_values_become_fields_and_options(helm: str) -> None:
     assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == service["selector"] == {"app": "chat"}
 
 
+def test_operators_keys_are_mounted_where_the_option_says(helm: str) -> None:
+    pod = rendered(helm, "chat", "--set", "operatorKeys=true")["StatefulSet"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    name, *words = container["args"]
+    options = command.make_context(name, words).params
+    [keys] = [each["secret"] for each in pod["volumes"] if each["name"] == "keys"]
+    assert [f"/etc/alignedserve/{each['path']}" for each in keys["items"]] == [
+        options["api_key_file"],
+        options["operator_key_file"],
+    ]
+
+
 def test_half_a_core_is_a_number_of_cores(helm: str) -> None:
     found = rendered(helm, "chat", "--set-string", "cpu=0.5")
     [container] = found["StatefulSet"]["spec"]["template"]["spec"]["containers"]

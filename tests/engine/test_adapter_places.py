@@ -68,7 +68,9 @@ def test_a_place_holds_another_adapter_after_the_first_is_removed(
     backend: str, tiny_model: Directory, paths: dict[str, Path]
 ) -> None:
     model = tiny_model("llama-gqa-tied")
-    running = make_instance(model, attention_backend=backend, max_loras=1, lora_modules=(f"all={paths['all']}",))
+    running = make_instance(
+        model, attention_backend=backend, max_loras=1, lora_modules=(f"all={paths['all']}",)
+    )
     before = said(running, "all")
     # The second place is the one that is kept for a replacement.
     load(running, "wide", paths["wide"])
@@ -86,7 +88,9 @@ def test_an_adapter_that_does_not_fit_changes_nothing(
     tiny_model: Directory, paths: dict[str, Path], tmp_path: Path
 ) -> None:
     model = tiny_model("llama-gqa-tied")
-    running = make_instance(model, attention_backend="torch", max_loras=2, lora_modules=(f"all={paths['all']}",))
+    running = make_instance(
+        model, attention_backend="torch", max_loras=2, lora_modules=(f"all={paths['all']}",)
+    )
     before = said(running, "all"), said(running, "")
     other = write_adapter(tmp_path / "other", tiny_model("phi3-partial-window"), seed=1)
     high = write_adapter(tmp_path / "high", model, seed=1, r=17)

@@ -1,148 +1,244 @@
-"""Adapters are loaded and unloaded while a whole system runs and its processes are killed: each answer is the one of an
-engine that was started with the adapter."""
+"""The launcher's list of adapters, with routers and gateways that answer as a test wants."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
-from alignedserve import demo
-from tests.launch import streams
-from tests.launch.server import EXACT, NO_TLS, POOL, Server, serving, until
-from tests.launch.streams import engine_alone
-from tests.tiny_adapters import write_adapter
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.lora_modules import name_of
+from alignedserve.launch.adapters import FILES, AdapterKeeper
+from alignedserve.protocol.messages import (
+    AdaptersChanged,
+    AdaptersSet,
+    ChangeAdapters,
+    ServedAdapters,
+    SetAdapters,
+)
+from alignedserve.types import InstanceId
 
-pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, turn=1, alone=True)]
-
-NAMES = ("one", "two", "three")
-MODELS = ("demo", "one", "two")
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    to = tmp_path_factory.mktemp("adapters")
-    return {name: write_adapter(to / name, demo.MODEL_DIR, seed) for seed, name in enumerate(NAMES)}
+GATEWAY = InstanceId("gateway-0")
 
 
-@pytest.fixture(scope="module")
-def server(paths: dict[str, Path]) -> Iterator[Server]:
-    options = ("--max-loras", "2", "--lora-modules-from", str(paths["one"].parent), "--gateways", "2")
-    with serving(*EXACT, *POOL, *options) as found:
-        yield found
+class System:
+    """An island and a gateway."""
+
+    def __init__(self, root: Path, max_loras: int = 2, modules: tuple[str, ...] = ()) -> None:
+        engine = EngineConfig("model", max_loras=max_loras, lora_modules=modules)
+        self.root = root / "allowed"
+        self.root.mkdir()
+        self.copies = root / "copies"
+        self.keeper = AdapterKeeper(engine, [str(self.root)], self.copies, self._order, self._serve)
+        # Why no instance can load more than it has; empty: it can.
+        self.reason = ""
+        self.kept: list[str] = []
+        # What the router and the gateway were sent, in order.
+        self.sent: list[SetAdapters | ServedAdapters] = []
+        self.is_silent = False
+        self.keeper.routers.present.add("island")
+        self.keeper.gateways.present.add(GATEWAY)
+
+    def _order(self, order: SetAdapters) -> None:
+        self.sent.append(order)
+        if not self.is_silent:
+            self.obey(order)
+
+    def obey(self, order: SetAdapters) -> None:
+        reason, self.reason = self.reason, ""
+        self.keeper.obeyed("island", AdaptersSet(order.number, reason, self.kept))
+
+    def _serve(self, served: ServedAdapters) -> None:
+        self.sent.append(served)
+        self.keeper.gateways.answered(GATEWAY, served.number)
+
+    def adapter(self, name: str, content: bytes = b"") -> Path:
+        directory = self.root / name
+        directory.mkdir(exist_ok=True)
+        for file in FILES:
+            (directory / file).write_bytes(content or name.encode())
+        return directory
+
+    async def load(self, name: str, path: Path | str, is_in_place: bool = False) -> AdaptersChanged:
+        return await self.keeper.change(ChangeAdapters(1, name, str(path), is_in_place))
+
+    async def unload(self, name: str) -> AdaptersChanged:
+        return await self.keeper.change(ChangeAdapters(1, name))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.keeper.served.adapters)
+
+    @property
+    def num_copies(self) -> int:
+        return len(list(self.copies.iterdir())) if self.copies.exists() else 0
 
 
-def call(server: Server, path: str, **body: Any) -> httpx2.Response:
-    return httpx2.post(f"{server.url}/{path}", json=body, timeout=150, verify=NO_TLS)
+def play(root: Path, scenario: Callable[[System], Awaitable[None]], **options: int) -> None:
+    async def within_time() -> None:
+        async with asyncio.timeout(60):
+            await scenario(System(root, **options))
+
+    asyncio.run(within_time())
 
 
-def load(server: Server, name: str, path: Path, **more: Any) -> httpx2.Response:
-    return call(server, "v1/load_lora_adapter", lora_name=name, lora_path=str(path), **more)
+def test_gateways_list_an_adapter_after_all_instances_have_it(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        assert await at.load("sql", at.adapter("sql")) == AdaptersChanged(1, 200)
+        ordered, served = at.sent
+        assert isinstance(ordered, SetAdapters) and isinstance(served, ServedAdapters)
+        (adapter,) = ordered.adapters
+        assert served.adapters == {"sql": adapter.adapter} and name_of(adapter.adapter) == "sql"
+        assert {file.name for file in Path(adapter.path).iterdir()} == {*FILES}
+        # It is read no more: the caller may write the next one there.
+        assert not Path(adapter.path).is_relative_to(at.root)
+        at.sent.clear()
+        assert (await at.unload("sql")).status == 200
+        served, ordered = at.sent
+        assert isinstance(ordered, SetAdapters) and isinstance(served, ServedAdapters)
+        assert served.adapters == {} and ordered.adapters == []
+        assert at.num_copies == 0
+
+    play(tmp_path, scenario)
 
 
-def unload(server: Server, name: str) -> httpx2.Response:
-    return call(server, "v1/unload_lora_adapter", lora_name=name)
+def test_everything_is_as_before_when_an_instance_can_not_load_it(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        at.reason = f"{at.copies} is of another model"
+        answer = await at.load("sql", at.adapter("sql"))
+        assert answer.status == 400 and "is of another model" in answer.reason
+        assert [each.adapters for each in at.sent if isinstance(each, SetAdapters)][-1] == []
+        assert at.names == [] and at.num_copies == 0
+        assert (await at.load("sql", at.adapter("sql"))).status == 200
+
+    play(tmp_path, scenario)
 
 
-def listed(server: Server) -> list[str]:
-    return [each["id"] for each in server.get("/v1/models").json()["data"]]
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_an_adapter_is_not_loaded_without_a_router(tmp_path: Path, when: str) -> None:
+    async def scenario(at: System) -> None:
+        if when == "before":
+            at.keeper.lost("island")
+            answer = await at.load("sql", at.adapter("sql"))
+        else:
+            at.is_silent = True
+            loading = asyncio.create_task(at.load("sql", at.adapter("sql")))
+            while not at.sent:
+                await asyncio.sleep(0.01)
+            at.keeper.lost("island")
+            answer = await loading
+        assert answer.status == 400 and "router" in answer.reason
+        # The next one gets the list without it.
+        assert at.keeper.order and at.keeper.order.adapters == []
+        assert at.names == []
+
+    play(tmp_path, scenario)
 
 
-def ask(server: Server, model: str) -> httpx2.Response:
-    return call(server, "v1/completions", model=model, prompt="Count.", max_tokens=3)
+def test_a_name_stands_for_other_weights_only_in_place(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        path = at.adapter("sql")
+        await at.load("sql", path)
+        first = at.keeper.served.adapters["sql"]
+        again = await at.load("sql", path)
+        assert again.status == 400 and "has already been loaded" in again.reason
+        at.sent.clear()
+        # The same weights are the same adapter.
+        assert (await at.load("sql", path, is_in_place=True)).status == 200 and not at.sent
+        at.kept = [first]
+        assert (await at.load("sql", at.adapter("sql", b"new"), is_in_place=True)).status == 200
+        second = at.keeper.served.adapters["sql"]
+        assert second != first and name_of(second) == "sql"
+        both, served, alone = at.sent
+        assert isinstance(both, SetAdapters) and isinstance(alone, SetAdapters)
+        assert [each.adapter for each in both.adapters] == [first, second]
+        assert served == at.keeper.served.__class__(served.number, {"sql": second})
+        assert [each.adapter for each in alone.adapters] == [second]
+        # Instances that connect may still need the first one's files.
+        assert at.num_copies == 2
+        at.kept = []
+        at.obey(alone)
+        assert at.num_copies == 1
+
+    play(tmp_path, scenario)
 
 
-@contextmanager
-def with_files(paths: dict[str, Path], name: str, of: str) -> Iterator[Path]:
-    """A directory called `name` with another adapter's files, which is gone afterwards."""
-    path = paths["one"].parent / name
-    shutil.copytree(paths[of], path)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
+def test_there_are_no_more_adapters_than_allowed(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        for name in ("a", "b"):
+            assert (await at.load(name, at.adapter(name))).status == 200
+        answer = await at.load("c", at.adapter("c"))
+        assert answer.status == 400 and "max_loras=2" in answer.reason
+        assert (await at.unload("a")).status == 200
+        assert (await at.load("c", at.adapter("c"))).status == 200
+        assert at.names == ["b", "c"] and at.num_copies == 2
+        assert (await at.unload("a")).status == 404
+
+    play(tmp_path, scenario)
 
 
-def test_an_adapter_serves_at_once_whatever_dies(server: Server, paths: dict[str, Path]) -> None:
-    modules = tuple(f"{name}={paths[name]}" for name in MODELS[1:])
-    expected = engine_alone(lora_modules=modules, models=MODELS)
-    assert ask(server, "one").status_code == 404
-    with with_files(paths, "soon-gone", of="one") as path:
-        answer = load(server, "one", path)
-        assert (answer.status_code, answer.text) == (
-            200,
-            "Success: LoRA adapter 'one' added successfully.",
+def test_changes_are_made_one_after_the_other(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        answers = await asyncio.gather(
+            *(at.load("sql", at.adapter("sql")) for _ in range(3)), at.unload("sql"), at.unload("sql")
         )
-    server.kill(["decode-0"])
-    # Every connection may reach another gateway.
-    assert [listed(server) for _ in range(8)] == [["demo", "one"]] * 8
-    again = load(server, "one", paths["one"])
-    assert again.status_code == 400 and "has already been loaded" in again.json()["error"]["message"]
-    assert load(server, "two", paths["two"]).status_code == 200
-    texts, _ = streams.ask_all(server.url, lambda: server.kill(["prefill-0", "decode-0"]), models=MODELS)
-    assert texts == expected
-    server.until_whole()
-    texts, _ = streams.ask_all(server.url, lambda: server.kill(["router", "gateway-0"][:1]), models=MODELS)
-    assert texts == expected
-    server.until_whole()
-    server.kill(["gateway-0", "gateway-1"])
-    server.until_whole()
-    until(lambda: listed(server) == ["demo", "one", "two"])
-    assert streams.ask_all(server.url, models=MODELS)[0] == expected
+        assert [each.status for each in answers] == [200, 400, 400, 200, 404]
+        assert at.names == [] and at.num_copies == 0
+
+    play(tmp_path, scenario)
 
 
-def test_a_refused_adapter_changes_nothing(server: Server, paths: dict[str, Path], tmp_path: Path) -> None:
-    before = listed(server)
-    high = write_adapter(paths["one"].parent / "high", demo.MODEL_DIR, seed=1, r=17)
-    full = load(server, "three", paths["three"])
-    assert full.status_code == 400 and "max_loras=2" in full.json()["error"]["message"]
-    assert unload(server, "two").text == "Success: LoRA adapter 'two' removed successfully."
-    refused = load(server, "three", high)
-    assert refused.status_code == 400
-    assert "its rank r is 17; must be at most max_lora_rank=16" in refused.json()["error"]["message"]
-    elsewhere = load(server, "three", write_adapter(tmp_path / "elsewhere", demo.MODEL_DIR, seed=1))
-    assert elsewhere.status_code == 400 and "only from below" in elsewhere.json()["error"]["message"]
-    assert load(server, "three", paths["one"].parent / "none").status_code == 404
-    assert unload(server, "three").status_code == 404
-    assert load(server, "two", paths["two"]).status_code == 200
-    assert listed(server) == before
+def test_no_file_outside_the_named_directories_is_read(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        for file in FILES:
+            (outside / file).write_text("secret")
+        linked = at.root / "linked"
+        linked.symlink_to(outside)
+        files = at.root / "files"
+        files.mkdir()
+        for file in FILES:
+            (files / file).symlink_to(outside / file)
+        same_start = tmp_path / "allowed-not"
+        same_start.mkdir()
+        os.chdir(at.root)
+        for path in (outside, linked, files, same_start, at.root / ".." / "outside", "sql", "../outside"):
+            answer = await at.load("sql", path)
+            assert answer.status == 400 and "only from below" in answer.reason, path
+        pipe = at.adapter("pipe")
+        (pipe / "adapter_config.json").unlink()
+        os.mkfifo(pipe / "adapter_config.json")
+        for path in (at.root / "none", at.root, pipe):
+            assert (await at.load("sql", path)).status == 404
+        large = at.adapter("large", b"x" * ((1 << 20) + 1))
+        answer = await at.load("sql", large)
+        assert answer.status == 400 and "more than 1048576 bytes" in answer.reason
+        assert not at.sent and at.num_copies == 0
+        # A link within the directory is followed, as the Hugging Face cache has them.
+        inside = at.root / "inside"
+        inside.mkdir()
+        for file in FILES:
+            (inside / file).symlink_to(at.adapter("sql") / file)
+        assert (await at.load("sql", inside)).status == 200
+
+    before = Path.cwd()
+    try:
+        play(tmp_path, scenario)
+    finally:
+        os.chdir(before)
 
 
-def test_an_unloaded_adapter_finishes_what_runs_and_its_name_may_mean_another(
-    server: Server, paths: dict[str, Path]
-) -> None:
-    modules = tuple(f"{name}={paths[name]}" for name in MODELS[1:])
-    expected = engine_alone(lora_modules=modules, models=MODELS)
+def test_without_reserved_memory_adapters_are_loaded_at_the_start_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        at = System(tmp_path, max_loras=0, modules=("mine=/adapters/mine",))
+        assert at.keeper.order is None and at.names == ["mine"]
+        answer = await at.load("sql", at.adapter("sql"))
+        assert answer.status == 400 and "--max-loras" in answer.reason
+        assert (await at.unload("mine")).status == 404
+        assert not at.sent
 
-    def unload_two() -> None:
-        assert unload(server, "two").status_code == 200
-        assert ask(server, "two").status_code == 404
-        server.kill(["decode-0"])
-
-    texts, _ = streams.ask_all(server.url, unload_two, models=MODELS)
-    assert texts == expected
-    server.until_whole()
-    # Nothing that is kept of the first one is found by the second.
-    assert load(server, "two", paths["three"]).status_code == 200
-    other = (modules[0], f"two={paths['three']}")
-    assert (
-        streams.ask_all(server.url, models=MODELS)[0]
-        == engine_alone(lora_modules=other, models=MODELS)
-        != expected
-    )
-    assert load(server, "two", paths["two"], load_inplace=True).status_code == 200
-    assert streams.ask_all(server.url, models=MODELS)[0] == expected
-
-
-def test_the_prefix_cache_is_reset_under_load(server: Server) -> None:
-    def reset() -> None:
-        for path in ("reset_prefix_cache", "flush_cache"):
-            assert call(server, path).status_code == 200
-
-    assert streams.ask_all(server.url, reset)[0] == engine_alone()
-    assert 'alignedserve:prefix_cache_resets_total{island="0"} 2.0' in server.get("/metrics").text
+    asyncio.run(scenario())

@@ -23,16 +23,18 @@ from tests.launch.server import POOL, START_S, serving, until
 class Watched:
     """A file of keys, and what its changes have led to."""
 
-    def __init__(self, file: Path, text: str, *given: str) -> None:
+    def __init__(self, file: Path, text: str, *given: str, operators: str | None = None) -> None:
+        """`operators`: the path of a file of operators' keys."""
         self.file = file
         file.write_text(text)
         self.said: list[str] = []
         self.lists: list[Mapping[bytes, str]] = []
         # What the launcher's clock shows.
         self.now_s = 0.0
-        config = KeyConfig(given, str(file))
-        owners = owners_of(given, str(file))
-        self._reader = KeyFile(config, owners, self.said.append, self.lists.append, lambda: self.now_s)
+        config = KeyConfig(given, str(file), operator_key_file=operators)
+        self._reader = KeyFile(
+            config, owners_of(*config.lists), self.said.append, self.lists.append, lambda: self.now_s
+        )
 
     def look(self, text: str | None = None) -> None:
         """Twice, as the file counts once it has not changed between two looks."""
@@ -58,6 +60,23 @@ def test_a_changed_file_is_a_new_list(tmp_path: Path) -> None:
     assert watched.said == ["the API keys have changed: 1 added, 1 removed, 1 in another group; 3 in all"]
     watched.look()
     assert len(watched.lists) == 1
+
+
+def test_operators_keys_change_with_their_own_file(tmp_path: Path) -> None:
+    operators = tmp_path / "operators"
+    operators.write_text("ours\n")
+    watched = Watched(tmp_path / "keys", "first\n", operators=str(operators))
+    watched.look()
+    operators.write_text("new\n")
+    watched.look()
+    assert watched.said == ["the API keys have changed: 1 added, 1 removed; 2 in all"]
+    assert [watched.takes(key) for key in ("first", "ours", "new")] == [True, False, True]
+    operators.write_text("")
+    watched.look("second\n")
+    assert watched.said[1:] == [
+        f"the API keys stay as they are: operator_key_file={str(operators)!r}: holds no key"
+    ]
+    assert watched.takes("first") and watched.takes("new")
 
 
 @pytest.mark.parametrize(
@@ -181,10 +200,10 @@ def test_a_pipe_is_refused_and_blocks_nothing(tmp_path: Path) -> None:
 def test_what_is_checked_is_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is replaced while it is read can't add a list that two looks have not seen."""
     watched = Watched(tmp_path / "keys", "first\n")
-    read: list[bytes] = []
+    read: list[dict[str, bytes]] = []
 
-    def replaced(file: str) -> bytes:
-        read.append(contents_of(file))
+    def replaced(files: Mapping[str, str]) -> dict[str, bytes]:
+        read.append(contents_of(files))
         watched.file.write_text(f"key-{len(read)}\n")
         return read[-1]
 
@@ -210,13 +229,13 @@ api_keys.LOOK_S = 0.0
 contents_of, num_readers = api_keys.contents_of, []
 reading = []
 
-def blocked(file):
-    reading.append(file)
+def blocked(files):
+    reading.append(files)
     num_readers.append(len(reading))
     if len(num_readers) == 1:
         Path(pipe).read_bytes()
     reading.pop()
-    return contents_of(file)
+    return contents_of(files)
 
 api_keys.contents_of = blocked
 
@@ -261,7 +280,8 @@ def test_a_read_that_blocks_is_told_and_delays_no_end(action: str, tmp_path: Pat
 def test_every_gateway_refuses_a_revoked_key_and_takes_a_new_one(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-before\nsk-stays team\n")
-    with serving("--gateways", "2", "--api-key-file", str(file), *POOL) as server:
+    operator = ("--operator-key", "sk-operator")
+    with serving("--gateways", "2", "--api-key-file", str(file), *operator, *POOL) as server:
 
         def statuses(key: str) -> set[int]:
             """A connection for each call. All calls go to one gateway once in 2^19 times."""
@@ -273,17 +293,17 @@ def test_every_gateway_refuses_a_revoked_key_and_takes_a_new_one(tmp_path: Path)
 
         assert statuses("sk-before") == statuses("sk-stays") == {200} and statuses("sk-after") == {401}
         file.write_text("sk-after\nsk-stays team\n")
-        server.until_said("the API keys have changed: 1 added, 1 removed; 2 in all")
+        server.until_said("the API keys have changed: 1 added, 1 removed; 3 in all")
         until(lambda: statuses("sk-before") == {401} and statuses("sk-after") == {200})
         assert statuses("sk-stays") == {200}
         # one that is started again has the new list, too
-        killed = {each["instance_id"]: each["pid"] for each in cluster(server.url, "sk-stays")}
+        killed = {each["instance_id"]: each["pid"] for each in cluster(server.url, "sk-operator")}
         pid = killed["gateway-0"]
         os.kill(pid, 9)
         until(
             lambda: any(
                 each["instance_id"] == "gateway-0" and each["pid"] not in (0, pid)
-                for each in cluster(server.url, "sk-after")
+                for each in cluster(server.url, "sk-operator")
             )
         )
         assert statuses("sk-before") == {401} and statuses("sk-after") == {200}

@@ -9,6 +9,7 @@ from alignedserve.protocol.messages import (
     AdaptersSet,
     ForgetAll,
     Prefill,
+    Rejected,
     ResetPrefixCache,
     SetAdapters,
     Submit,
@@ -30,14 +31,18 @@ def script_of(num_places: int = 3) -> Script:
     for name in (PREFILL, DECODE):
         script.connect(name, num_adapter_places=num_places)
     script.connect(GATEWAY)
-    for name in (PREFILL, DECODE):
-        script.say(name, AdaptersSet(1))
+    obeyed(script, 1)
     script.take()
     return script
 
 
 def order(script: Script, number: int, *adapters: AdapterAt) -> None:
     script.say(LAUNCHER, SetAdapters(number, list(adapters)))
+
+
+def obeyed(script: Script, number: int) -> None:
+    for name in (PREFILL, DECODE):
+        script.say(name, AdaptersSet(number))
 
 
 def ordered(script: Script) -> dict[str, SetAdapters]:
@@ -107,17 +112,15 @@ def test_an_unloaded_adapter_stays_until_its_last_request_has_ended() -> None:
     script = script_of()
     order(script, 2, SQL, LEGAL)
     number = ordered(script)[PREFILL].number
-    for name in (PREFILL, DECODE):
-        script.say(name, AdaptersSet(number))
+    obeyed(script, number)
     asked = replace(request(), adapter=SQL.adapter)
     script.say(GATEWAY, Submit(asked, []))
     script.take()
     order(script, 3)
     told = ordered(script)
     assert [each.adapters for each in told.values()] == [[SQL], [SQL]]
-    for name, each in told.items():
-        script.say(name, AdaptersSet(each.number))
-    assert (LAUNCHER, AdaptersSet(3)) in script.take()
+    obeyed(script, told[PREFILL].number)
+    assert (LAUNCHER, AdaptersSet(3, kept=[SQL.adapter])) in script.take()
     script.tick(1.0)
     assert not ordered(script) and not script.router.is_idle
     # Instances that connect need it as well.
@@ -127,15 +130,18 @@ def test_an_unloaded_adapter_stays_until_its_last_request_has_ended() -> None:
     script.close(GATEWAY)
     script.take()
     script.tick(1.0)
-    assert [each.adapters for each in ordered(script).values()] == [[], []]
+    told = ordered(script)
+    assert [each.adapters for each in told.values()] == [[], []]
+    obeyed(script, told[PREFILL].number)
+    assert script.take() == [(LAUNCHER, AdaptersSet(3))]
+    assert script.router.is_idle
 
 
 def test_adapters_that_requests_still_use_take_places() -> None:
     script = script_of(num_places=1)
     order(script, 2, SQL)
     number = ordered(script)[PREFILL].number
-    for name in (PREFILL, DECODE):
-        script.say(name, AdaptersSet(number))
+    obeyed(script, number)
     script.say(GATEWAY, Submit(replace(request(), adapter=SQL.adapter), []))
     script.take()
     order(script, 3, LEGAL)
@@ -170,3 +176,23 @@ def test_a_reset_of_the_prefix_cache_reaches_every_process_before_its_answer() -
     assert script.router.state.counters.num_cache_resets == 1
     assert RequestKey(1) in {state.key for state in script.router.state.requests}
     assert not [each for _, each in told if isinstance(each, Prefill)]
+
+
+def test_a_request_whose_adapter_was_unloaded_reaches_no_instance() -> None:
+    """An instance that adopted it would end."""
+    asked = replace(request(), adapter=SQL.adapter)
+    script = script_of()
+    script.say(GATEWAY, Submit(asked, []))
+    assert script.take_one(Rejected, GATEWAY).reason == "adapter"
+    # A new router gets it from the gateway, with its tokens, before it knows the adapters.
+    script = Script(connect=False)
+    for name in (POOL, GATEWAY):
+        script.connect(name)
+    script.say(GATEWAY, Submit(asked, [1, 2]))
+    script.say(GATEWAY, Submit(replace(request(key=2), adapter=LEGAL.adapter), []))
+    script.connect(LAUNCHER)
+    script.take()
+    order(script, 3, LEGAL)
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert (rejected.key, rejected.reason, rejected.wait_s(2)) == (RequestKey(1), "adapter", None)
+    assert [state.key for state in script.router.state.requests] == [RequestKey(2)]

@@ -36,7 +36,8 @@ _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
     context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"},
 )
 @click.option(
-    "--url", help="check the running server at this URL instead; its key is --api-key or $OPENAI_API_KEY"
+    "--url",
+    help="check the running server at this URL instead; its key is --operator-key, --api-key or $OPENAI_API_KEY",
 )
 @click.option("--json", "is_json", is_flag=True, help="print a JSON object")
 @serve_options
@@ -55,7 +56,8 @@ def command(model: str | None, url: str | None, is_json: bool, **options: Any) -
         from alignedserve.cli.doctor.server import Server
         from alignedserve.cli.http import http_client
 
-        key = next(iter(options["api_key"]), os.environ.get("OPENAI_API_KEY"))
+        given = (*options["operator_key"], *options["api_key"])
+        key = next(iter(given), os.environ.get("OPENAI_API_KEY"))
         with http_client(url, key) as http:
             server = Server(http)
             has_failed = _print(_server_checks(server), is_json, server.verdict)

@@ -17,7 +17,7 @@ def check_port(case: Case) -> Iterator[Finding]:
 
 
 def check_access(case: Case) -> Iterator[Finding]:
-    num_keys = len(owners_of(case.settings.keys.api_key, case.settings.keys.api_key_file))
+    num_keys = len(owners_of(*case.settings.keys.lists))
     if num_keys:
         yield ok(counted(num_keys, "API key"))
     elif case.settings.http.is_on_loopback:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from alignedserve.cli.chat_client import ChatAnswer, ChatClient, NoAnswer
-from alignedserve.cli.doctor.finding import Finding, Level, NotChecked, fail, ok, warn
+from alignedserve.cli.doctor.finding import Finding, Level, NotChecked, fail, note, ok, warn
 from alignedserve.cli.http import refusal, why_away
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
@@ -70,7 +70,11 @@ class Server:
         yield ok(f"{about['title']} {about['version']}")
 
     def processes(self) -> Iterator[Finding]:
-        processes = self._get("/v1/cluster")["processes"]
+        answer = self._ask("/v1/cluster")
+        if answer.status_code == httpx2.codes.FORBIDDEN:
+            yield note(f"not checked: {refusal(answer)}; pass one with --operator-key")
+            return
+        processes = self._body(answer)["processes"]
         down = [each["instance_id"] for each in processes if each["state"] != "up"]
         if down:
             yield warn(f"down: {', '.join(down)}", "they will be restarted; see the output of serve")
@@ -95,10 +99,15 @@ class Server:
         return str(self._get("/v1/models")["data"][0]["id"])
 
     def _get(self, path: str) -> Any:
+        return self._body(self._ask(path))
+
+    def _ask(self, path: str) -> httpx2.Response:
         try:
-            answer = self._http.get(path)
+            return self._http.get(path)
         except httpx2.TransportError:
             raise NotChecked("a server that answers") from None
+
+    def _body(self, answer: httpx2.Response) -> Any:
         if answer.is_error:
             raise ValueError(refusal(answer))
         return answer.json()

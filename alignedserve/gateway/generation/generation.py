@@ -212,6 +212,8 @@ def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
         return ApiError(400, rejected.message, param=param, code="context_length_exceeded")
     if rejected.reason == "slo":
         return ApiError(400, rejected.message, param="slo", code="slo_unattainable")
+    if rejected.reason == "adapter":
+        return ApiError(404, rejected.message, param="model", code="model_not_found")
     return unavailable(rejected.message)
 
 

@@ -93,9 +93,7 @@ class TookTooLong(Exception):
 class PrepareLane:
     """A child process that prepares one body after another, in fair turns."""
 
-    def __init__(
-        self, starter: Starter, adapters: dict[str, str], cpu_s: float | None = None
-    ) -> None:
+    def __init__(self, starter: Starter, adapters: dict[str, str], cpu_s: float | None = None) -> None:
         """`adapters` are those of the model, which may change. `cpu_s` is the CPU seconds that a body may take. None:
         only TIMEOUT_S limits it."""
         self._adapters = adapters

@@ -2,8 +2,9 @@
 announced length.
 
 A client without a key gets only `/health` and the page's files, which hold no data: no other route, no OPTIONS, no
-docs. The same error is returned for routes that do not exist. Preflight requests of browsers (CORS, gateway/app.py) are
-answered before they arrive here.
+docs. The same error is returned for routes that do not exist. Some routes need more than a client's key
+(`require_counters`, `require_operator`). Preflight requests of browsers (CORS, gateway/app.py) are answered before they
+arrive here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys
+from alignedserve.gateway.http.keys import ANYONE, EXPIRED, Keys, is_operator
 from alignedserve.gateway.http.reading import BodyMemory, BodyReading, Share
 from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits.limits import CallLimits
@@ -190,6 +191,16 @@ class Access:
     keys: Keys = field(default_factory=Keys)
     drain_state: DrainState = field(default_factory=DrainState)
     callers: Callers = ANY_CALLER
+    # Whether only this machine reaches the server.
+    is_on_loopback: bool = False
+
+    def rights_of(self, owner: str) -> dict[str, bool]:
+        """Returns what a request of `owner` may do beyond its own data (`require_counters`, `require_operator`)."""
+        is_open_here = not self.keys.are_needed and self.is_on_loopback
+        return {
+            "is_operator": is_operator(owner) or is_open_here,
+            "may_read_counters": self.keys.may_read_counters(owner),
+        }
 
 
 class AuthLimitsMiddleware:
@@ -235,7 +246,8 @@ class AuthLimitsMiddleware:
                 await reading.drop()
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
-            scope.setdefault("state", {}).update(owner=owner or ANYONE, share=share)
+            state = scope.setdefault("state", {})
+            state.update(self._access.rights_of(owner or ANYONE), owner=owner or ANYONE, share=share)
             with self._access.drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
@@ -273,6 +285,25 @@ def share_of(http: Request) -> Share:
     """Returns the request's share of the memory for bodies."""
     share: Share = http.state.share
     return share
+
+
+def require_counters(http: Request) -> None:
+    """For routes that show counts of all clients. Everyone may read them if the server needs no key; so may an
+    operator's key; and an API key if there is no other owner and no operator's key. Raises ApiError 403."""
+    if not http.state.may_read_counters:
+        raise _forbidden("this shows counts of all clients")
+
+
+def require_operator(http: Request) -> None:
+    """For routes that change the server for all clients. They need an operator's key, or a server without any keys that
+    listens on loopback. Raises ApiError 403."""
+    if not http.state.is_operator:
+        raise _forbidden("this changes the server for all clients")
+
+
+def _forbidden(what: str) -> ApiError:
+    message = f"{what}, and needs an operator's key: see --operator-key"
+    return ApiError(403, message, code="operator_key_required")
 
 
 def _authorization(headers: Headers) -> str | None:

@@ -16,6 +16,7 @@ _REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     "400": "A parameter is invalid: `param` and the message name it",
     "401": "The API key is missing or unknown",
+    "403": "Not allowed to this key, host name or page: the message names the option",
     "404": "Not found",
     "413": "The body is too large",
     "429": "Too many open requests of this API key, or of all clients together if the server needs no key",

@@ -1,5 +1,6 @@
 """API keys. Only their hashes are stored, and they are compared in constant time. What a request creates belongs to its
-key, or to the key's group."""
+key, or to the key's group. An operator's key may also read the counts of all clients, and change the server for all
+(access.py)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import Request
 
-_KEY, _GROUP_OF = "key:", "group:"
+_KEY, _GROUP_OF, _OPERATOR = "key:", "group:", "operator:"
 # The digits of a key's digest that name it in logs.
 _NAME_DIGITS = 8
+# The options that name files of keys.
+API_KEY_FILE, OPERATOR_KEY_FILE = "api_key_file", "operator_key_file"
 # The owner of all requests if no keys are needed.
 ANYONE = ""
 # Why no key is accepted while the list may be out of date.
@@ -29,7 +32,7 @@ class Keys:
     def __init__(self, owners: Mapping[bytes, str] | None = None, are_current: bool = True) -> None:
         """`owners` come from owners_of. Empty: all requests are allowed. Unless they `are_current`, the launcher may
         have read others since this process was planned."""
-        self._owners = dict(owners or {})
+        self._owners: Mapping[bytes, str] = dict(owners or {})
         # Whether keys may have been revoked that are still in this list.
         self.are_expired = False
         self._current = asyncio.Event()
@@ -58,8 +61,18 @@ class Keys:
         on_change(self.num_owners)
 
     @property
+    def are_needed(self) -> bool:
+        return bool(self._owners)
+
+    @property
     def num_owners(self) -> int:
-        return len(set(self._owners.values()))
+        """The number of owners, without operators."""
+        return len({owner for owner in self._owners.values() if not is_operator(owner)})
+
+    def may_read_counters(self, owner: str) -> bool:
+        """Returns whether `owner` may read the counts of all clients. An API key may if there is no other owner, and no
+        operator's key: then nobody else's requests are counted."""
+        return is_operator(owner) or len(set(self._owners.values())) <= 1
 
     def expire(self) -> None:
         """Accepts no key until the next list, because this one may be out of date."""
@@ -84,62 +97,94 @@ def owner_of(http: Request) -> str:
     return owner
 
 
+def is_operator(owner: str) -> bool:
+    return owner.startswith(_OPERATOR)
+
+
 def name_of(owner: str) -> str:
     """Returns the name of an owner in logs: its group, or the first digits of the SHA-256 of its key."""
-    return owner if owner.startswith(_GROUP_OF) else owner[: len(_KEY) + _NAME_DIGITS]
+    return owner if _GROUP_OF in owner else owner[: owner.rfind(":") + 1 + _NAME_DIGITS]
 
 
 def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
-    """Returns the owners by digest of their keys, of `keys` and of the keys in `file`. Raises ValueError."""
-    return owners_in(keys, file, b"" if file is None else contents_of(file))
+def owners_of(
+    keys: Iterable[str],
+    file: str | None,
+    operator_keys: Iterable[str] = (),
+    operator_file: str | None = None,
+) -> dict[bytes, str]:
+    """Returns the owners by digest of their keys: API keys, and operators' keys. Raises ValueError."""
+    files = files_of(file, operator_file)
+    return owners_in(keys, operator_keys, files, contents_of(files))
 
 
-def owners_in(keys: Iterable[str], file: str | None, contents: bytes) -> dict[bytes, str]:
-    """Returns the same, for a file with these contents. It has one key per line, followed by the name of its group, if
-    any. Empty lines and lines that begin with # are skipped. Raises ValueError."""
+def files_of(file: str | None, operator_file: str | None) -> dict[str, str]:
+    """Returns the paths of the files of keys, by the names of their options."""
+    given = {API_KEY_FILE: file, OPERATOR_KEY_FILE: operator_file}
+    return {option: path for option, path in given.items() if path is not None}
+
+
+def owners_in(
+    keys: Iterable[str], operator_keys: Iterable[str], files: Mapping[str, str], contents: Mapping[str, bytes]
+) -> dict[bytes, str]:
+    """Returns the same, for files with these contents. A file has one key per line, followed by the name of its group,
+    if any. Empty lines and lines that begin with # are skipped. Raises ValueError."""
     found: dict[bytes, str] = {}
-    given = [("api_key", key, None) for key in keys]
-    for place, key, group in [*given, *(_lines(file, contents) if file is not None else [])]:
-        if not key or any(not "!" <= letter <= "~" for letter in key):
-            raise ValueError(f"{place}: a key must be of printable ASCII letters, without spaces")
-        if group is not None and not _GROUP.fullmatch(group):
-            raise ValueError(
-                f"{place}: after a key there may be the name of its group: 1 to 64 ASCII letters"
-            )
-        digest = digest_of(key)
-        owner = f"{_KEY}{digest.hex()[:16]}" if group is None else f"{_GROUP_OF}{group}"
-        if found.setdefault(digest, owner) != owner:
-            raise ValueError(f"{place}: a key is in two groups, or both in a group and in none")
+    for option, kind, given in (
+        (API_KEY_FILE, "", [("api_key", key, None) for key in keys]),
+        (OPERATOR_KEY_FILE, _OPERATOR, [("operator_key", key, None) for key in operator_keys]),
+    ):
+        in_file = _lines(f"{option}={files[option]!r}", contents[option]) if option in files else []
+        for place, key, group in [*given, *in_file]:
+            digest, owner = _owner(place, key, group)
+            if found.setdefault(digest, kind + owner) != kind + owner:
+                raise ValueError(
+                    f"{place}: a key is in two groups, or both in a group and in none, or both an API key and an "
+                    "operator's key"
+                )
     return found
 
 
-def contents_of(file: str) -> bytes:
-    """Returns what the file of keys contains. Raises ValueError if it can't be read, or is a pipe, a directory or a
-    device: a pipe blocks, and yields its keys once."""
+def _owner(place: str, key: str, group: str | None) -> tuple[bytes, str]:
+    """Returns a key's digest and its owner. Raises ValueError."""
+    if not key or any(not "!" <= letter <= "~" for letter in key):
+        raise ValueError(f"{place}: a key must be of printable ASCII letters, without spaces")
+    if group is not None and not _GROUP.fullmatch(group):
+        raise ValueError(f"{place}: after a key there may be the name of its group: 1 to 64 ASCII letters")
+    digest = digest_of(key)
+    return digest, f"{_KEY}{digest.hex()[:16]}" if group is None else f"{_GROUP_OF}{group}"
+
+
+def contents_of(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Returns what the files of keys contain, by the names of their options. Raises ValueError if one can't be read, or
+    is a pipe, a directory or a device: a pipe blocks, and yields its keys once."""
+    return {option: _contents(f"{option}={path!r}", path) for option, path in files.items()}
+
+
+def _contents(place: str, path: str) -> bytes:
     try:
         # Without O_NONBLOCK, opening a pipe blocks.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError(f"api_key_file={file!r}: is not a regular file")
+                raise ValueError(f"{place}: is not a regular file")
             with open(descriptor, "rb", closefd=False) as opened:
                 return opened.read()
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
+        raise ValueError(f"{place}: can't be read: {error}") from error
 
 
-def _lines(file: str, contents: bytes) -> list[tuple[str, str, str | None]]:
-    """Returns where each key stands, the key and its group. Raises ValueError."""
+def _lines(place: str, contents: bytes) -> list[tuple[str, str, str | None]]:
+    """Returns where each key of a file stands, the key and its group. Raises ValueError."""
     try:
         lines = [line.strip() for line in contents.decode().splitlines()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
+        raise ValueError(f"{place}: can't be read: {error}") from error
     words = {
         number: line.split(None, 1)
         for number, line in enumerate(lines, 1)
@@ -147,8 +192,8 @@ def _lines(file: str, contents: bytes) -> list[tuple[str, str, str | None]]:
     }
     if not words:
         # Otherwise the server would be open to all clients by mistake.
-        raise ValueError(f"api_key_file={file!r}: holds no key")
+        raise ValueError(f"{place}: holds no key")
     return [
-        (f"api_key_file={file!r}, line {number}", key, group[0] if group else None)
+        (f"{place}, line {number}", key, group[0] if group else None)
         for number, (key, *group) in words.items()
     ]

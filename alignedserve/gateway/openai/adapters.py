@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field
 
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.generation.responding import RequestBuilder
+from alignedserve.gateway.http.access import require_operator
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.operators import require_operator
 from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel

@@ -1,6 +1,7 @@
 // Polls the server once per second, and shows its state.
 
-import { Unauthorized, get, getCluster, getHealth } from "./api.js";
+import { Refused, Unauthorized, get, getCluster, getHealth } from "./api.js";
+import { byId, setText } from "./dom.js";
 import { Chat } from "./chat.js";
 import { History } from "./history.js";
 import { Jobs } from "./jobs.js";
@@ -26,6 +27,8 @@ const keyForm = new KeyForm(() => poll.now());
 let waitMs = EVERY_MS;
 // The model from /v1/models. null: unknown, or the server was away since.
 let model = null;
+// Whether the key may read the counts of all clients, as far as is known.
+let mayCount = true;
 
 async function look() {
   try {
@@ -47,17 +50,32 @@ async function lookAtAll() {
   const health = await getHealth();
   showHealth(health);
   const { serverTime } = health;
-  const [text, cluster] = await Promise.all([getMetrics(), getCluster(), jobs.look(serverTime), findModel()]);
+  const [counters] = await Promise.all([getCounters(), jobs.look(serverTime), findModel()]);
   keyForm.accepted();
+  showAbout(model, counters?.cluster, serverTime);
+  if (counters) showCounters(counters, serverTime);
+}
+
+// Returns null if the key may not read them. They are not asked for again until the page is loaded.
+async function getCounters() {
+  if (!mayCount) return null;
+  try {
+    const text = await (await get("/metrics")).text();
+    return { text, cluster: await getCluster() };
+  } catch (error) {
+    if (!(error instanceof Refused && error.status === 403)) throw error;
+    mayCount = false;
+    document.body.dataset.counters = "none";
+    setText(byId("no-counters"), `No numbers of the server: ${error.message}.`);
+    return null;
+  }
+}
+
+function showCounters({ text, cluster }, serverTime) {
   history.add(readingOf(new Samples(text), performance.now(), history.latest));
-  showAbout(model, cluster, serverTime);
   traffic.show(history);
   processes.show(cluster, serverTime);
   memory.show(cluster, history);
-}
-
-async function getMetrics() {
-  return (await get("/metrics")).text();
 }
 
 async function findModel() {

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from alignedserve.gateway.http.access import require_counters
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
@@ -59,6 +60,7 @@ def metrics_route(
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
     async def expose(http: Request) -> Response:
+        require_counters(http)
         try:
             clusters = await ask_clusters()
         except ApiError:

@@ -44,6 +44,14 @@ def test_another_program_is_not_taken_for_a_server_of_ours(health: httpx2.Respon
         list(server_with(health).health())
 
 
+def test_a_key_that_is_no_operators_leaves_processes_unchecked() -> None:
+    refused = httpx2.Response(
+        403, json={"error": {"message": "it needs an operator's key: see --operator-key"}}
+    )
+    [finding] = server_with(refused).processes()
+    assert finding.level == "note" and "--operator-key" in finding.text
+
+
 @pytest.mark.parametrize(
     ("health", "said"),
     [

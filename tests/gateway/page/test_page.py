@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from alignedserve.gateway.http.keys import owners_of
 from alignedserve.types import InstanceId
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.page.browser import Browser
@@ -27,7 +28,7 @@ def enter_key(browser: Browser, key: str) -> None:
 
 @pytest.mark.slow
 def test_it_asks_for_a_key_says_that_one_is_wrong_and_forgets(browser: Browser) -> None:
-    with hosted(**KEYED) as host:
+    with hosted(key_owners=owners_of(["secret"], None)) as host:
         browser.open(host.url)
         browser.until(lambda: browser.find("#ask-key").is_displayed())
         # what is public is shown
@@ -51,6 +52,21 @@ def test_it_asks_for_a_key_says_that_one_is_wrong_and_forgets(browser: Browser) 
         assert not browser.find("#forget").is_displayed()
         asked_for = browser.asked_for()
         assert len(asked_for) > 20 and not [url for url in asked_for if "secret" in url or "wrong" in url]
+
+
+@pytest.mark.slow
+def test_with_a_key_that_may_not_read_counts_it_says_so_and_chats(browser: Browser) -> None:
+    with hosted(has_store=True, **KEYED) as host:
+        browser.open(host.url)
+        enter_key(browser, "secret")
+        browser.until_text("#no-counters", "see --operator-key")
+        browser.until_text("#jobs", "None yet")
+        assert not browser.find("#traffic").is_displayed() and not browser.find("#memory").is_displayed()
+        ask(browser, "How far?")
+        browser.until_text("#said", "one two three")
+        browser.asked_for()
+        browser.until(lambda: num_looks(browser))
+        assert not [url for url in browser.asked_for() if "metrics" in url or "cluster" in url]
 
 
 def ask(browser: Browser, text: str) -> None:
