@@ -207,8 +207,10 @@ class AdapterKeeper:
             if not whole.exists():
                 copy.rename(whole)
             return AdapterAt(adapter_id(name, digest.hexdigest()), str(whole))
-        except OSError as error:
-            raise Refused(400, f"lora_path={path!r}: can't be read or copied: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            # ValueError: the path has a zero.
+            reason = getattr(error, "strerror", None) or error
+            raise Refused(400, f"lora_path={path!r}: can't be read or copied: {reason}") from None
         finally:
             shutil.rmtree(copy, ignore_errors=True)
 

@@ -44,6 +44,8 @@ async def changing(
     engine = EngineConfig("model", max_loras=1)
     links.adapters = keeper = AdapterKeeper(engine, [str(root)], root / "copies", obey, links.tell_all)
     keeper.routers.present.add("island")
+    if owners := settings.get("key_owners"):
+        links.set_keys(owners)
     await links.listen()
     try:
         model = replace(MODEL, adapters={}, max_model_len=20_000)
