@@ -77,10 +77,10 @@ class System:
         return len(list(self.copies.iterdir())) if self.copies.exists() else 0
 
 
-def play(root: Path, scenario: Callable[[System], Awaitable[None]], **options: int) -> None:
+def play(root: Path, scenario: Callable[[System], Awaitable[None]], max_loras: int = 2) -> None:
     async def within_time() -> None:
         async with asyncio.timeout(60):
-            await scenario(System(root, **options))
+            await scenario(System(root, max_loras))
 
     asyncio.run(within_time())
 
