@@ -14,6 +14,8 @@ class Counters:
     def __init__(self) -> None:
         # Requests that continued after a process with them was lost, by the process's role.
         self.recoveries: Counter[str] = Counter()
+        # How often a gateway had the prefix cache reset.
+        self.num_cache_resets = 0
         # How often a request's KV was thrown away for lack of room.
         self.num_recomputed = 0
         # Role changes of instances, by the new role.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Rejected, Request, Submit
+from alignedserve.router.adapters import Adapters
 from alignedserve.router.clock import arrived_s, deadlines_of
 from alignedserve.router.cluster import ClusterState
 from alignedserve.router.config import RouterConfig
@@ -157,6 +158,7 @@ class Submissions:
     _requeuer: Requeuer
     _recaller: Recaller
     _orphans: Orphans
+    _adapters: Adapters
     # Sentences for the log, by the objective that each is about. The first `_num_remarked` were taken already.
     _remarks: dict[str, str] = field(default_factory=dict)
     _num_remarked: int = 0
@@ -179,7 +181,8 @@ class Submissions:
 
     def _admit(self, gateway: InstanceId, submit: Submit) -> None:
         request = submit.request
-        refusal = refuse_queued(request, self._router.prefill_queue, self._router.config)
+        refusal = self._adapters.refusal(request)
+        refusal = refusal or refuse_queued(request, self._router.prefill_queue, self._router.config)
         refusal = refusal or refuse(request, self._router.cluster)
         if not refusal and not submit.delivered:
             refusal = refuse_slo(request, self._router.cluster)

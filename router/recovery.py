@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Failed, ForgetAll, Hello, MakeSpare, Stored, UsePool, Welcome
+from alignedserve.router.adapters import Adapters
 from alignedserve.router.clock import EventClock
 from alignedserve.router.copies import DirectHandOver
 from alignedserve.router.leaving import EndedAnswers, Eviction, Recaller, Requeuer
@@ -182,12 +183,14 @@ class Recovery:
     _recaller: Recaller
     _pool_recovery: PoolRecovery
     _hand_over: DirectHandOver
+    _adapters: Adapters
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._router.cluster:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is already up")
         self._router.cluster.add(hello)
         self._router.outbox.send(hello.instance_id, self._welcome)
+        self._adapters.connected(hello)
         segment = self._pool_recovery.segment
         is_instance = hello.instance_id in {each.instance_id for each in self._router.cluster.instances}
         if self._router.era and (is_instance or hello.role == "kvpool"):
@@ -205,6 +208,7 @@ class Recovery:
         if process is None:
             return
         self._router.link_health.forget(instance_id)
+        self._adapters.closed(instance_id)
         if process.hello.role == "kvpool":
             self._pool_recovery.closed()
         for state in self._router.requests:

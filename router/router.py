@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from alignedserve.protocol.messages import (
     Abort,
+    AdaptersSet,
     AnyMessage,
     Candidates,
     DecodeReport,
     Failed,
     Gone,
+    Hello,
     PrefillReport,
     Reserved,
+    ResetPrefixCache,
+    SetAdapters,
     Submit,
     Welcome,
 )
+from alignedserve.router.adapters import Adapters
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.copies import DirectHandOver, Offers, StagedTransfers
 from alignedserve.router.dispatch import DecodeDispatch, PrefillDispatch
@@ -63,9 +68,12 @@ class Router:
         self._reports = InstanceReports(
             state, transitions, requeuer, output, staging, eviction, ended, pool, hand_over
         )
-        self._submissions = Submissions(state, requeuer, recaller, orphans)
+        self._adapters = adapters = Adapters(state, recaller)
+        self._submissions = Submissions(state, requeuer, recaller, orphans, adapters)
         welcome = Welcome(epoch, config.silence_s)
-        self._recovery = Recovery(state, welcome, transitions, recaller, self._pool_recovery, hand_over)
+        self._recovery = Recovery(
+            state, welcome, transitions, recaller, self._pool_recovery, hand_over, adapters
+        )
         self._role_changes = RoleChanges(state, recaller, eviction)
         self._failed_copies = CopyRetries(state, self._recovery, eviction)
 
@@ -83,6 +91,7 @@ class Router:
                 self.state.link_health.tick()
                 self._failed_copies.retry()
                 self._pool.retry_refused()
+                self._adapters.drop_unused()
                 self._pool_recovery.release_expired_orphans()
         self._prefill.start()
         self._eviction.retry()
@@ -101,6 +110,14 @@ class Router:
                 self._role_changes.submitted(message.request)
             case Abort(keys=keys):
                 self._submissions.abort(sender, keys)
+            case ResetPrefixCache():
+                self.state.counters.num_cache_resets += 1
+                self._pool.distrust_all()
+                self.state.outbox.send(sender, message)
+            case SetAdapters():
+                self._adapters.wanted(message)
+            case AdaptersSet():
+                self._adapters.answered(sender, message)
             case Reserved():
                 self._reserved(message)
             case Candidates():
@@ -139,6 +156,10 @@ class Router:
         """Returns sentences for the log, each once."""
         return self._submissions.take_remarks() + self.state.link_health.take_remarks()
 
+    def puts_off(self, hello: Hello) -> bool:
+        """Returns whether an instance has connected before it is known which adapters it needs."""
+        return hello.limits.num_adapter_places > 0 and not self._adapters.are_known
+
     @property
     def changing_roles(self) -> tuple[str, ...]:
         return self._role_changes.roles
@@ -146,7 +167,8 @@ class Router:
     @property
     def is_idle(self) -> bool:
         """Whether no request waits for anything, and no time needs to pass."""
-        return not (len(self.state.requests) or len(self._orphans) or self._role_changes.is_under_way)
+        is_busy = self._role_changes.is_under_way or self._adapters.has_unused
+        return not (len(self.state.requests) or len(self._orphans) or is_busy)
 
     def check_idle(self) -> None:
         """Raises RuntimeError, naming what is left, if anything is left of finished requests."""

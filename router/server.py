@@ -17,6 +17,7 @@ from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
     Abort,
+    AdaptersSet,
     AnyMessage,
     AskCluster,
     Candidates,
@@ -31,6 +32,8 @@ from alignedserve.protocol.messages import (
     PoolUse,
     PrefillReport,
     Reserved,
+    ResetPrefixCache,
+    SetAdapters,
     Stop,
     Submit,
 )
@@ -51,11 +54,11 @@ LOAD_S = 0.25
 # The messages that each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
-    "prefill": (PrefillReport, Gone, Failed),
-    "decode": (DecodeReport, Gone, Failed),
-    "colocated": (DecodeReport, Gone, Failed),
-    "gateway": (Submit, Abort, Echo, AskCluster),
-    "launcher": (AskCluster, Drain, Stop),
+    "prefill": (PrefillReport, Gone, Failed, AdaptersSet),
+    "decode": (DecodeReport, Gone, Failed, AdaptersSet),
+    "colocated": (DecodeReport, Gone, Failed, AdaptersSet),
+    "gateway": (Submit, Abort, Echo, AskCluster, ResetPrefixCache),
+    "launcher": (AskCluster, Drain, Stop, SetAdapters),
 }
 
 
@@ -173,8 +176,10 @@ class RouterServer:
         self._tell_launchers()
 
     def _puts_off(self, hello: Hello) -> bool:
-        """Returns whether a pool has connected too early. It is accepted only when no unconnected process could write
-        to it."""
+        """Returns whether a process has connected too early. A pool is accepted only when no unconnected process could
+        write to it, and an instance when it can be told its adapters."""
+        if self._router.puts_off(hello):
+            return True
         pids = {each.pid for each in self._hellos.values()}
         return hello.role == "kvpool" and self._parting.puts_off(hello, pids)
 

@@ -108,6 +108,7 @@ def describe(
         recoveries=dict(router.state.counters.recoveries),
         sharing=_sharing(router),
         role_changes=dict(router.state.counters.role_changes),
+        num_cache_resets=router.state.counters.num_cache_resets,
     )
 
 

@@ -118,7 +118,7 @@ class PlacedInputs:
 
 
 def _read(root: Path, path: Path, start: int, num_bytes: int) -> tuple[bytes, str]:
-    file = _opened(root, path)
+    file = opened(root, path)
     try:
         version = _version(os.fstat(file))
         data = os.pread(file, num_bytes, start)
@@ -130,7 +130,7 @@ def _read(root: Path, path: Path, start: int, num_bytes: int) -> tuple[bytes, st
 
 
 def _stat(root: Path, path: Path) -> tuple[int, str]:
-    file = _opened(root, path)
+    file = opened(root, path)
     try:
         found = os.fstat(file)
     finally:
@@ -138,7 +138,7 @@ def _stat(root: Path, path: Path) -> tuple[int, str]:
     return found.st_size, _version(found)
 
 
-def _opened(root: Path, path: Path) -> int:
+def opened(root: Path, path: Path) -> int:
     """Opens a regular file, one path component at a time; none may be a symbolic link. Raises FileNotFoundError."""
     *folders, name = path.relative_to(root).parts or (".",)
     plain = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW

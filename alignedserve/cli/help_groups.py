@@ -21,7 +21,7 @@ _MODEL = OptionGroup(
             "tokenizer",
             "skip_tokenizer_init",
         ),
-        *("allow_special_tokens_in_messages", "enable_lora", "max_lora_rank", "seed"),
+        *("allow_special_tokens_in_messages", "enable_lora", "max_loras", "max_lora_rank", "seed"),
     ),
 )
 _MEMORY = OptionGroup(
@@ -50,7 +50,7 @@ SERVE = (
         "model",
         "Model",
         ("served_model_name", *_MODEL.main),
-        (*_MODEL.others, "embedding_pooling"),
+        (*_MODEL.others, "lora_modules_from", "embedding_pooling"),
     ),
     OptionGroup(
         "latency",

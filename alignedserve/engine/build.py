@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from alignedserve.engine.adapter_places import AdapterPlaces
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
@@ -35,7 +36,7 @@ from alignedserve.kv.groups import LayerGroups
 from alignedserve.kv.span import KvSpan
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
-from alignedserve.models.lora import with_adapters
+from alignedserve.models.lora import AdaptedSource, with_adapters
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
@@ -92,6 +93,8 @@ class LoadedModel:
     groups: LayerGroups
     max_model_len: int
     has_reversed: bool
+    # None: there are no adapters, and none can be loaded.
+    adapters: AdapterPlaces | None = None
 
 
 def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None = None) -> LoadedModel:
@@ -107,13 +110,15 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None
     )
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     # The operations copy the adapters' tensors, on any device.
-    weights = with_adapters(weights, config.adapters, config.max_lora_rank)
+    weights = with_adapters(weights, config.adapters, config.max_lora_rank, config.num_adapter_places)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
+    names = [module.name for module in config.adapters]
+    adapters = AdapterPlaces(weights.adapters, ops, names) if isinstance(weights, AdaptedSource) else None
     # Blocks that are filled from both ends hold all layers.
     form = block_format(config, model_config, dtype_name, share_blocks=has_reversed)
     groups = choose_layer_groups(config, model_config, share_blocks=has_reversed)
-    return LoadedModel(source, model, ops, form, groups, max_model_len, has_reversed)
+    return LoadedModel(source, model, ops, form, groups, max_model_len, has_reversed, adapters)
 
 
 def new_step(config: EngineConfig, loaded: LoadedModel) -> tuple[StepInputs, int]:
@@ -126,7 +131,7 @@ def new_step(config: EngineConfig, loaded: LoadedModel) -> tuple[StepInputs, int
         max_seqs,
         max_columns,
         loaded.ops.device,
-        has_adapters=bool(config.adapters),
+        has_adapters=loaded.adapters is not None,
         num_groups=loaded.groups.num_groups,
     )
     step.has_reversed = loaded.has_reversed
@@ -231,16 +236,15 @@ def _assemble(
         limits=limits,
         blocks=blocks,
         cache=cache,
-        model=_traits(config, loaded),
+        model=_traits(loaded),
         grammars=grammars,
         has_reversed=loaded.has_reversed,
     )
 
 
-def _traits(config: EngineConfig, loaded: LoadedModel) -> ModelTraits:
+def _traits(loaded: LoadedModel) -> ModelTraits:
     vocabulary, window = vocabulary_of(loaded.model.config), loaded.source.config.window
-    adapters = {module.name: number for number, module in enumerate(config.adapters, 1)}
-    return ModelTraits(vocabulary, loaded.max_model_len, window, loaded.groups, adapters)
+    return ModelTraits(vocabulary, loaded.max_model_len, window, loaded.groups, loaded.adapters)
 
 
 def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:

@@ -18,6 +18,8 @@ ATTENTION_BACKENDS = ("auto", "cpu", "torch", "triton")
 DECODE_KERNELS = ("balanced", "plain", "shared")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "int4", "fp8")
+# Their names and places must fit into one message.
+MOST_LORAS = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class EngineConfig:
         "LoRA adapters to serve as models: name=path, or JSON with name and path; several may follow",
     ] = ()
     max_lora_rank: Annotated[int, "maximum rank of an adapter"] = 16
+    max_loras: Annotated[
+        int,
+        "adapters for which each instance reserves memory, so that they can be loaded while it runs "
+        "[default: none beside --lora-modules]",
+    ] = 0
     device: Annotated[str, "cpu, cuda, or auto: a GPU if there is one; without a server also cuda:1, …"] = (
         "auto"
     )
@@ -102,9 +109,17 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
             )
-        if self.adapters and self.hidden_cache:
+        if (self.adapters or self.max_loras) and self.hidden_cache:
             raise ValueError(
-                f"hidden_cache: restores K and V without adapters, but lora_modules has {self.adapter_names}"
+                "hidden_cache: restores K and V without adapters, but lora_modules has "
+                f"{self.adapter_names}, and max_loras is {self.max_loras}"
+            )
+        if not 0 <= self.max_loras <= MOST_LORAS:
+            raise ValueError(f"max_loras={self.max_loras}: must be from 0 to {MOST_LORAS}")
+        if self.max_loras and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"max_loras={self.max_loras}: an instance of {self.tensor_parallel_size} processes "
+                "(tensor_parallel_size) loads adapters only when it starts"
             )
         for name in (
             *("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"),
@@ -119,6 +134,12 @@ class EngineConfig:
     def adapters(self) -> tuple[LoraModule, ...]:
         """The parsed `lora_modules`. Raises ValueError if they are malformed."""
         return parse_lora_modules(self.lora_modules)
+
+    @property
+    def num_adapter_places(self) -> int:
+        """The places for adapters of an instance; 0: those of `lora_modules`, and no others. There is one more than
+        may be in use, for one that replaces another which requests still use."""
+        return max(self.max_loras, len(self.adapters)) + 1 if self.max_loras else 0
 
     @property
     def adapter_names(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alignedserve.engine.adapter_places import AdapterPlaces
 from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints
@@ -62,8 +63,8 @@ class ModelTraits:
     window: int
     # See `choose_layer_groups`.
     groups: LayerGroups
-    # Adapter numbers by name.
-    adapters: Mapping[str, int]
+    # None: it has no adapters.
+    adapters: AdapterPlaces | None
 
 
 class Engine:
@@ -77,7 +78,7 @@ class Engine:
         grammars: Grammars,
         has_reversed: bool = False,
     ) -> None:
-        self.adapters = model.adapters
+        self.adapter_places = model.adapters
         self.max_model_len = model.max_model_len
         self.vocabulary = model.vocabulary
         self.grammars = grammars
@@ -95,6 +96,11 @@ class Engine:
         self._endings = Endings(model.vocabulary)
         self._requests: dict[RequestId, Request] = {}
         self._checkpoints: Checkpoints | None = None
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Adapter numbers by name."""
+        return self.adapter_places.numbers if self.adapter_places else {}
 
     def keep_window(self, max_step: int) -> None:
         """Makes requests free the blocks that they pass, and hold none too far ahead (`max_step`: see `KvSpan`). Called

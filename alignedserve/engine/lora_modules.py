@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# In the id of an adapter that was loaded while the system runs, what follows its name. No name has this character.
+_VERSION = "\n"
 # base_model_name is accepted, but ignored: an adapter belongs to the served model.
 _KEYS = {"name", "path", "base_model_name"}
 
@@ -16,6 +18,17 @@ class LoraModule(NamedTuple):
     name: str
     # Its directory.
     path: str
+
+
+def adapter_id(name: str, digest: str) -> str:
+    """Returns what the adapter is called inside the system, and its KV depends on: other weights under the same name
+    are another adapter. An adapter of --lora-modules is called by its name alone."""
+    return f"{name}{_VERSION}{digest}"
+
+
+def name_of(adapter: str) -> str:
+    """Returns the name that clients use for an adapter."""
+    return adapter.partition(_VERSION)[0]
 
 
 def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from alignedserve.engine.lora_modules import name_of
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Matcher
@@ -63,7 +64,8 @@ def _check_pooling(pooling: str, length: int, max_model_len: int) -> None:
 def check_adapter(name: str, known: Collection[str]) -> None:
     """Raises InvalidRequest for an unknown adapter. `name` is empty if the request has none."""
     if name and name not in known:
-        raise InvalidRequest(f"adapter={name!r}: not loaded; loaded are {', '.join(known) or 'none'}")
+        loaded = ", ".join(map(name_of, known)) or "none"
+        raise InvalidRequest(f"adapter={name_of(name)!r}: not loaded; loaded are {loaded}")
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

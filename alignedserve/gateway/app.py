@@ -17,6 +17,7 @@ from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import EXPIRED
 from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
+from alignedserve.gateway.openai.adapters import AdapterChanges, adapter_routes
 from alignedserve.gateway.openai.completions import completion_routes
 from alignedserve.gateway.openai.embeddings.routes import embedding_routes
 from alignedserve.gateway.openai.models import model_routes
@@ -39,10 +40,12 @@ def create_app(
     allowed_origins: Sequence[str] = (),
     store: Store | None = None,
     home: WatchedHome | None = None,
+    changes: AdapterChanges | None = None,
 ) -> FastAPI:
     """Returns the application. `routers` are added to the routes that always exist.
 
-    Without a `store` there are no files and batches. Without a `home`, the store has the contents of files."""
+    Without a `store` there are no files and batches. Without a `home`, the store has the contents of files. Adapters
+    are loaded by way of `changes`."""
     islands = request_builder.islands
     # FastAPI's documentation pages would load scripts from other sites, so they are off.
     app = FastAPI(
@@ -79,6 +82,7 @@ def create_app(
     app.include_router(embedding_routes(request_builder))
     app.include_router(message_routes(request_builder))
     app.include_router(model_routes(request_builder.model))
+    app.include_router(adapter_routes(request_builder, changes or AdapterChanges(request_builder.model)))
 
     @app.get("/v1/cluster")
     async def cluster(http: Request) -> Json:

@@ -8,6 +8,7 @@ from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepare_process import main
+from alignedserve.gateway.openai.adapters import LOAD, UNLOAD
 from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
@@ -20,6 +21,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     for endpoint in (
         *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
         *(CREATE, UPDATE, ADD_ITEMS, BATCHES),
+        *(LOAD, UNLOAD),
         *(MESSAGES, COUNT_TOKENS, MESSAGE_BATCHES),
         *EMBEDDING_ENDPOINTS,
     )

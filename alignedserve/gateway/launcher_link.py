@@ -12,12 +12,14 @@ from alignedserve.gateway.ending import Ending
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import HttpServer
 from alignedserve.gateway.islands.islands import Islands
+from alignedserve.gateway.openai.adapters import AdapterChanges
 from alignedserve.gateway.services import StoreServices
 from alignedserve.gateway.telemetry.exposition import Gateways, written
 from alignedserve.gateway.telemetry.metrics import AttainmentCount, Metrics
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (
+    AdaptersChanged,
     AnyMessage,
     ApiKeys,
     Attainment,
@@ -27,6 +29,7 @@ from alignedserve.protocol.messages import (
     InstanceLimits,
     Membership,
     Retire,
+    ServedAdapters,
     Welcome,
 )
 from alignedserve.types import is_island_gateway
@@ -79,6 +82,7 @@ class LauncherLink:
         ending: Ending,
         server: HttpServer,
         reports: Reports,
+        adapters: AdapterChanges,
     ) -> None:
         epoch = new_epoch()
         hello = Hello(
@@ -97,6 +101,7 @@ class LauncherLink:
         self._ending = ending
         self._server = server
         self._reports = reports
+        self._adapters = adapters
         self._is_serving = False
         self._expiring: asyncio.TimerHandle | None = None
         self._link = RouterConnection(address, lambda: hello, self)
@@ -138,10 +143,12 @@ class LauncherLink:
     def on_up(self, welcome: Welcome) -> None:
         """The launcher sends the islands and the API keys unasked."""
         self._cancel_expiry()
+        self._adapters.send = self._link.send
         self._tell()
 
     def on_down(self) -> None:
         """The connection retries."""
+        self._adapters.lost()
         if self._keys_may_change:
             self._expiring = asyncio.get_running_loop().call_later(KEYS_EXPIRE_S, self._keys.expire)
 
@@ -161,6 +168,11 @@ class LauncherLink:
                 if routers:
                     leaving = {each.number for each in islands if each.is_leaving}
                     self._islands.set(routers, leaving)
+            case ServedAdapters(adapters=adapters):
+                self._adapters.serve(adapters)
+                self._link.send(message)
+            case AdaptersChanged():
+                self._adapters.made(message)
             case ApiKeys(owners=owners):
                 self._keys.change(owners)
             case Drain():

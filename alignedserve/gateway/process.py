@@ -27,6 +27,7 @@ from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.launcher_link import LauncherLink, Reports
 from alignedserve.gateway.model.lengths import AnswerLengths
 from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.gateway.openai.adapters import AdapterChanges
 from alignedserve.gateway.services import StoreServices
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
@@ -134,8 +135,9 @@ class GatewayProcess:
                 http.is_on_loopback,
             )
             origins, home = http.allowed_origins, self._home if store else None
-            app = create_app(request_builder, access, routers, origins, store, home)
-            await self._serve(app, sock)
+            changes = AdapterChanges(model)
+            app = create_app(request_builder, access, routers, origins, store, home, changes)
+            await self._serve(app, sock, changes)
 
     def _callers(self, sock: socket.socket) -> Callers:
         http, has_keys = self._config.http, bool(self._config.key_owners)
@@ -165,11 +167,13 @@ class GatewayProcess:
         """Where the contents of files are kept; None: in the store. Raises ValueError."""
         return WatchedHome(make_home(self._config.files_at)) if self._config.files_at else None
 
-    async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
+    async def _serve(self, app: FastAPI, sock: socket.socket, changes: AdapterChanges) -> None:
         server = self.make_server(app)
         stop_on_sigterm(self.ending.signalled)
-        linked = asyncio.create_task(self._run_islands(server))
+        linked = asyncio.create_task(self._run_islands(server, changes))
         await self._keys.until_current(linked)
+        if self._config.launcher and self._config.engine.max_loras:
+            await changes.until_served(linked)
         serving = asyncio.create_task(server.serve([sock]))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other is stopped.
@@ -182,14 +186,23 @@ class GatewayProcess:
         # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
 
-    async def _run_islands(self, server: HttpServer) -> None:
+    async def _run_islands(self, server: HttpServer, changes: AdapterChanges) -> None:
         """Runs until `stop`, or until the launcher or all routers have sent Stop."""
         config = self._config
         if config.launcher is None:
             await self._islands.run()
             return
         reports = Reports(config, self.telemetry.metrics, self._services, self._gateways)
-        link = LauncherLink(config.launcher, config, self._islands, self._keys, self.ending, server, reports)
+        link = LauncherLink(
+            config.launcher,
+            config,
+            self._islands,
+            self._keys,
+            self.ending,
+            server,
+            reports,
+            changes,
+        )
         await link.run()
 
     def make_server(self, app: FastAPI) -> HttpServer:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from alignedserve.instance.adapters import AdapterLoader
 from alignedserve.instance.worker import Worker
 from alignedserve.protocol.connection import RouterConnection
-from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool, Welcome
+from alignedserve.protocol.messages import AnyMessage, Hello, SetAdapters, TakeRole, UsePool, Welcome
 
 # Seconds between checks of an idle worker that its engine is intact.
 LOOK_S = 1.0
@@ -65,16 +66,18 @@ class WorkerLoop:
         say: Callable[[int, list[AnyMessage]], None],
         take_role: Callable[[str], tuple[Worker, Hello]] | None = None,
         is_over: Callable[[], bool] = lambda: False,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`attach` maps the pool's segment. `say` sends messages on the connection with this number. `take_role` makes
         the worker of another role and its Hello to the router. `is_over` returns whether the router has ended the
-        connection."""
+        connection. `adapters` loads adapters; None: all are there from the start."""
         self.worker = worker
         self.is_stopped = False
         self._attach = attach
         self._say = say
         self._make_role = take_role
         self._is_over = is_over
+        self._adapters = adapters
         self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
         self._connection = 0
         # Whether messages of the connection are void, although Down has not arrived yet.
@@ -92,6 +95,8 @@ class WorkerLoop:
             self._take(self._inbox.get())
         if self.is_stopped:
             return None
+        if self._adapters:
+            self._send(self._adapters.go_on())
         self._send(self.worker.take_outcomes())
         return self.worker.begin()
 
@@ -115,6 +120,8 @@ class WorkerLoop:
                     # A wrong block may have been found meanwhile.
                     self.worker.prompts.distrust_all(era=0)
                 self._connection, self._is_void = connection, False
+                if self._adapters:
+                    self._adapters.connected()
             case Down(dropped):
                 self.worker.drop_all()
                 dropped()
@@ -122,11 +129,15 @@ class WorkerLoop:
                 self.worker.drop_all()
                 self._leave_pool()
                 self.worker.close()
+                if self._adapters:
+                    self._adapters.close()
                 self.is_stopped = True
             case _ if self._is_void:
                 pass
             case TakeRole(role):
                 self._take_role(role)
+            case SetAdapters() if self._adapters:
+                self._send(self._adapters.take(item))
             case UsePool(segment):
                 self._use_pool(segment)
             case order:

@@ -68,6 +68,10 @@ class LaunchConfig:
     files_at: Annotated[
         str | None, "directory or s3://BUCKET/PREFIX for the content of files [default: Redis]"
     ] = None
+    lora_modules_from: Annotated[
+        tuple[str, ...],
+        "directory below which /v1/load_lora_adapter may read adapters; repeat for more; needs --max-loras",
+    ] = ()
     cost_profile: Annotated[
         str | None,
         "file of the cost model's profile, measured if it does not exist; none schedules without a cost model "

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from alignedserve.launch.adapters import AdapterKeeper
 from alignedserve.launch.growth import LatestLoad
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
@@ -16,6 +17,7 @@ from alignedserve.protocol.messages import (
     AnyMessage,
     ApiKeys,
     Attainment,
+    ChangeAdapters,
     Drain,
     GatewayNews,
     Hello,
@@ -23,6 +25,7 @@ from alignedserve.protocol.messages import (
     Membership,
     Message,
     Retire,
+    ServedAdapters,
     Stop,
     Welcome,
 )
@@ -40,6 +43,9 @@ class Seer(Protocol):
 class GatewayLinks:
     def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
         """`gateways` are those of this host. Others are added and removed with their islands."""
+        # Set before anything connects.
+        self.adapters: AdapterKeeper | None = None
+        self._changing: set[asyncio.Task[None]] = set()
         self._address = address
         self._gateways = dict(gateways)
         self._epoch = new_epoch()
@@ -79,12 +85,12 @@ class GatewayLinks:
         found = Membership(islands, list(missing), num_wanted)
         if found != self._membership:
             self._membership = found
-            self._tell_all(found)
+            self.tell_all(found)
 
     def set_keys(self, owners: Mapping[bytes, str]) -> None:
         """Sends the owners of API keys to all gateways, those included that connect later."""
         self._keys = ApiKeys(dict(owners))
-        self._tell_all(self._keys)
+        self.tell_all(self._keys)
 
     def attained(self) -> LatestLoad:
         """Returns the numbers of objectives met and missed since the last call."""
@@ -100,7 +106,7 @@ class GatewayLinks:
 
     def drain(self) -> None:
         self._is_draining = True
-        self._tell_all(Drain())
+        self.tell_all(Drain())
 
     async def until_serving(self, gateway: InstanceId) -> None:
         """Returns when the gateway accepts clients."""
@@ -114,7 +120,7 @@ class GatewayLinks:
         self._hub.send(gateway, Retire())
 
     def stop(self) -> None:
-        self._tell_all(Stop())
+        self.tell_all(Stop())
 
     def close(self) -> None:
         self._hub.close()
@@ -130,6 +136,9 @@ class GatewayLinks:
             return
         if self._keys:
             self._hub.send(to, self._keys)
+        if self.adapters:
+            self.adapters.gateways.present.add(to)
+            self._hub.send(to, self.adapters.served)
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())
@@ -145,12 +154,21 @@ class GatewayLinks:
                 (self._late.add if are_late else self._late.discard)(hello.instance_id)
                 if message.is_serving:
                     self._serves(hello)
+            case ServedAdapters(number=number) if self.adapters:
+                self.adapters.gateways.answered(hello.instance_id, number)
+            case ChangeAdapters() if self.adapters:
+                task = asyncio.create_task(self._change(hello.instance_id, message, self.adapters))
+                self._changing.add(task)
+                task.add_done_callback(self._changing.discard)
             case GatewayNews(gateway=gateway) if gateway == hello.instance_id:
                 for other in self._hub:
                     if other.instance_id != gateway:
                         self._hub.send(other.instance_id, message)
             case _:
                 raise WireError(f"a {type(message).__name__} does not come from {hello.instance_id}")
+
+    async def _change(self, gateway: InstanceId, asked: ChangeAdapters, adapters: AdapterKeeper) -> None:
+        self._hub.send(gateway, await adapters.change(asked))
 
     def _serves(self, hello: Hello) -> None:
         """Notes that the gateway accepts clients. Safe to repeat."""
@@ -164,10 +182,12 @@ class GatewayLinks:
         if serving := self._serving.get(instance_id):
             serving.clear()
         self._late.discard(instance_id)
+        if self.adapters:
+            self.adapters.gateways.lost(instance_id)
         seer = self._gateways.get(without_generation(instance_id))
         if seer and instance_id not in self._retired:
             seer.unseen(instance_id, is_dead=True)
 
-    def _tell_all(self, message: Message) -> None:
+    def tell_all(self, message: Message) -> None:
         for hello in self._hub:
             self._hub.send(hello.instance_id, message)

@@ -14,12 +14,14 @@ from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.protocol.connection import RouterConnection, new_epoch
 from alignedserve.protocol.messages import (
+    AdaptersSet,
     AnyMessage,
     Cluster,
     Hello,
     InstanceLimits,
     Load,
     ProcessStatus,
+    SetAdapters,
     Stop,
     Welcome,
 )
@@ -40,7 +42,7 @@ class IslandSupervisor:
         say: Callable[[str], None],
         links: GatewayLinks,
     ) -> None:
-        """`links` are the links to gateways, because this host may have one."""
+        """`links` are the links to gateways, because this host may have one. They have the adapters, too."""
         self.plan = plan
         self.name = plan.node.name
         self._say = say
@@ -89,6 +91,9 @@ class IslandSupervisor:
     def is_empty(self) -> bool:
         return self._load is not None and not self._load.num_requests
 
+    def set_adapters(self, order: SetAdapters) -> None:
+        self._connection.send(order)
+
     def stop(self) -> None:
         """Orders the router, and through it the other processes, to stop."""
         for supervisor in self._all:
@@ -121,10 +126,15 @@ class IslandSupervisor:
     # ---- the connection's handler ----
 
     def on_up(self, welcome: Welcome) -> None:
+        if (adapters := self._links.adapters) and (order := adapters.order):
+            adapters.routers.present.add(self.name)
+            self._connection.send(order)
         self._router.seen(self.name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
         self._load = None
+        if self._links.adapters:
+            self._links.adapters.lost(self.name)
         self._router.unseen(self.name, is_dead=True)
         for supervisor in self._supervisors.values():
             supervisor.unseen(self.name, is_dead=False)
@@ -132,6 +142,8 @@ class IslandSupervisor:
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Load):
             self._load = message
+        elif isinstance(message, AdaptersSet) and self._links.adapters:
+            self._links.adapters.obeyed(self.name, message)
         elif isinstance(message, Cluster):
             here = {process.instance_id: process for process in message.processes if process.state == "up"}
             for name, supervisor in self._supervisors.items():

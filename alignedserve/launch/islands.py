@@ -22,6 +22,7 @@ from alignedserve.launch.nodes import LOOK_S, Change, Nodes
 from alignedserve.launch.plan import IslandPlan, Node
 from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.messages import SetAdapters
 
 # seconds between two checks at the start whether all islands are up
 UP_LOOK_S = 0.05
@@ -115,6 +116,11 @@ class NodeIslands:
         for number, island in list(self._islands.items()):
             if self._islands.get(number) is island:
                 await island.restart(say)
+
+    def set_adapters(self, order: SetAdapters) -> None:
+        """Sends the order to all routers that are connected."""
+        for island in self._islands.values():
+            island.set_adapters(order)
 
     def stop(self) -> None:
         """Orders all islands to stop."""

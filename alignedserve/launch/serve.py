@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import time
@@ -156,6 +157,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
                 settings.keys,
                 path,
                 listener,
+                [os.path.abspath(os.path.expanduser(each)) for each in settings.launch.lora_modules_from],
                 http.shutdown_timeout,
             )
             supervisor = SystemSupervisor(system, nodes, say, ready)

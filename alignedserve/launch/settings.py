@@ -51,6 +51,19 @@ class Settings:
             if name == self.served_name:
                 raise ValueError(f"lora_modules: {name!r} is what the model itself is served as")
 
+        self._check_max_loras()
+
+    def _check_max_loras(self) -> None:
+        max_loras, places = self.engine.max_loras, self.launch.lora_modules_from
+        if places and not max_loras:
+            raise ValueError(
+                f"lora_modules_from={', '.join(places)}: needs max_loras, which reserves memory for adapters"
+            )
+        if max_loras and self.launch.address is not None:
+            raise ValueError(
+                f"max_loras={max_loras}: adapters are loaded while the server runs on one machine only"
+            )
+
     @property
     def served_name(self) -> str:
         return self.http.served_model_name or self.engine.model

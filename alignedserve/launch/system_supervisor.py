@@ -8,11 +8,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
 from alignedserve.gateway.config import KeyConfig
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.adapters import AdapterKeeper
 from alignedserve.launch.api_keys import KeyFile
 from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
@@ -43,6 +45,8 @@ class SystemPlan:
     control_path: str
     # the socket at which gateways listen
     listener: socket.socket
+    # adapters may be loaded from below these directories
+    lora_modules_from: Sequence[str]
     # seconds that requests which run at the end get to finish
     shutdown_timeout_s: float
 
@@ -80,6 +84,14 @@ class SystemSupervisor:
         self._islands = NodeIslands(
             nodes, plan.islands, plan.island_of, make, links.tell, say, links.attained
         )
+        if nodes.launcher.path:
+            links.adapters = AdapterKeeper(
+                gateways[0].config.engine,
+                plan.lora_modules_from,
+                Path(nodes.launcher.path).parent / "adapters",
+                self._islands.set_adapters,
+                links.tell_all,
+            )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

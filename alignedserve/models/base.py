@@ -9,9 +9,8 @@ from typing import Protocol
 import torch
 
 from alignedserve.models.config import ModelConfig
-from alignedserve.models.lora import AdaptedSource
+from alignedserve.models.lora import AdaptedLayer, AdaptedSource
 from alignedserve.models.weights import TakePart, WeightSource
-from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part, QuantisedWeight, inputs_of, outputs_of
@@ -162,9 +161,9 @@ class Layers:
             if bias
         ]
         weight = self._part_of(parts, biases, activation, mine)
-        if self._adapters is None or not can_adapt:
+        if not can_adapt:
             return weight
-        return self._adapted(weight, self._adapters.take(names, out_features, in_features), mine)
+        return self._adapted(weight, names, out_features, in_features, None, mine)
 
     def router(self, name: str, num_experts: int, width: int, bias: bool) -> Linear:
         """Makes a mixture's router. No checkpoint quantises it, and no adapter changes it."""
@@ -187,13 +186,27 @@ class Layers:
         bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
         biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
         made = self._part_of(_split(weight, out_features), biases, activation, mine)
-        adapters = self._adapters and self._adapters.take([name], [sum(out_features)], in_features)
-        return self._adapted(made, adapters.split(out_features) if adapters else None, mine)
+        return self._adapted(made, [name], [sum(out_features)], in_features, out_features, mine)
 
-    def _adapted(self, weight: Linear, adapters: LayerAdapters | None, mine: RankPart) -> Linear:
+    def _adapted(
+        self,
+        weight: Linear,
+        names: list[str],
+        out_features: list[int],
+        in_features: int,
+        split: list[int] | None,
+        mine: RankPart,
+    ) -> Linear:
+        if self._adapters is None:
+            return weight
+        adapters = self._adapters.take(names, out_features, in_features)
         if adapters is None:
             return weight
-        return self._ops.with_adapters(weight, adapters if self.shard.size == 1 else adapters.of_rank(mine))
+        if split is not None:
+            adapters = adapters.split(split)
+        weight = self._ops.with_adapters(weight, adapters if self.shard.size == 1 else adapters.of_rank(mine))
+        self._adapters.layers.append(AdaptedLayer(names, out_features, in_features, split, weight))
+        return weight
 
     def _part_of(
         self, parts: list[Part], biases: list[torch.Tensor], activation: Activation, mine: RankPart

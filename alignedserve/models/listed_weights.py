@@ -106,11 +106,12 @@ def num_weight_bytes(
     shard: Shard | None = None,
     adapters: Sequence[tuple[str, str]] = (),
     max_lora_rank: int = 0,
+    num_adapter_places: int = 0,
 ) -> int:
     """The bytes of all tensors that a model, or one rank's part of it, keeps. Raises ValueError if the checkpoint or an
-    adapter does not fit the model. `adapters`: (name, path) of each."""
+    adapter does not fit the model. `adapters`: (name, path) of each. `num_adapter_places`: see NumberedAdapters."""
     ops = ListingOps(dtype, quantization, shard)
-    listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank)
+    listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank, num_adapter_places)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

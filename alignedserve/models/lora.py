@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -167,11 +168,29 @@ def _layer_and_kind(path: Path, key: str) -> tuple[str, str]:
     return found["module"], found["which"]
 
 
+class AdaptedLayer(NamedTuple):
+    """A layer of the model that adapters may change."""
+
+    # Its names in the checkpoint, and their widths.
+    names: Sequence[str]
+    out_features: Sequence[int]
+    in_features: int
+    # The widths of the parts of a layer with one name; None: each name is a part.
+    split: Sequence[int] | None
+    # The layer (`ops.base.Linear`), with its adapters.
+    weight: Any
+
+
 class NumberedAdapters:
     """All adapters of a model, numbered from 1."""
 
-    def __init__(self, adapters: Sequence[Adapter]) -> None:
+    def __init__(self, adapters: Sequence[Adapter], num_places: int = 0, max_rank: int = 0) -> None:
+        """`num_places`: every layer has room for this many adapters of `max_rank`; 0: only for those given."""
         self._adapters = adapters
+        self.num_places = num_places
+        self.max_rank = max_rank
+        # Filled while the model is built.
+        self.layers: list[AdaptedLayer] = []
 
     def take(
         self, layers: Sequence[str], out_features: Sequence[int], in_features: int
@@ -181,10 +200,14 @@ class NumberedAdapters:
             [each.take(layer, out, in_features) for layer, out in zip(layers, out_features, strict=True)]
             for each in self._adapters
         ]
-        if not any(delta for parts in deltas for delta in parts):
+        if not self.num_places and not any(delta for parts in deltas for delta in parts):
             return None
         scales = [each.config.scale for each in self._adapters]
-        return LayerAdapters(in_features, tuple(out_features), deltas, scales)
+        for _ in range(self.num_places - len(deltas)):
+            deltas.append([None] * len(layers))
+            scales.append(0.0)
+        min_rank = self.max_rank if self.num_places else 0
+        return LayerAdapters(in_features, tuple(out_features), deltas, scales, min_rank)
 
     def finish(self) -> None:
         """Raises ValueError if an adapter has tensors left that the model did not take."""
@@ -213,15 +236,15 @@ class AdaptedSource:
         self.adapters.finish()
 
 
-def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max_rank: int) -> WeightSource:
-    """Adds the adapters in `modules`, (name, path) each, to a source of the model's tensors. Raises ValueError if one
-    is not supported."""
-    if not modules:
+def with_adapters(
+    weights: WeightSource, modules: Sequence[tuple[str, str]], max_rank: int, num_places: int = 0
+) -> WeightSource:
+    """Adds the adapters in `modules`, (name, path) each, to a source of the model's tensors. `num_places`: see
+    NumberedAdapters. Raises ValueError if one is not supported."""
+    if not modules and not num_places:
         return weights
-    return AdaptedSource(
-        weights,
-        NumberedAdapters([Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules]),
-    )
+    adapters = [Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules]
+    return AdaptedSource(weights, NumberedAdapters(adapters, num_places, max_rank))
 
 
 def other_bases(model: str, modules: Sequence[tuple[str, str]]) -> list[str]:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from alignedserve.demo import directory_of
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.lora_modules import adapter_id
 from alignedserve.engine.request import check_request
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.kv.format import check_pool_kv_dtype, check_verify_blocks
@@ -28,6 +29,7 @@ from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.lora_request import Asked, Modules, adapters_of, texts_of
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
+from alignedserve.protocol.messages import AdapterAt
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
@@ -119,6 +121,8 @@ class LLM:
         for text in other_bases(built.source.name, self.config.adapters):
             logger.warning("%s", text)
         self.engine = built.engine
+        # By the names that calls use.
+        self._adapters = {name: AdapterAt(name, path) for name, path in self.config.adapters}
         estimate = None
         if cost_profile is not None:
             cost = cost_of(built, self.config, pool_kv_dtype, scratch_blocks, cost_profile)
@@ -148,6 +152,32 @@ class LLM:
             )
         return self._tokenizer
 
+    def load_lora_adapter(self, lora_name: str, lora_path: str | Path) -> None:
+        """Loads an adapter for later calls, beside `max_loras` at most. Raises ValueError if it can't be loaded."""
+        places = self.engine.adapter_places
+        if places is None or not places.can_load:
+            raise InvalidRequest("max_loras: is 0; give LLM(..., max_loras=…) to load adapters later")
+        if lora_name in self._adapters:
+            raise InvalidRequest(f"lora_name: {lora_name!r} is loaded already")
+        with self._running:
+            adapter = adapter_id(lora_name, str(next(self._ids)))
+            places.set(adapter, places.write(adapter, Path(lora_path).expanduser()))
+            self._adapters[lora_name] = AdapterAt(adapter, str(lora_path))
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Unloads an adapter. Raises ValueError if it is not loaded."""
+        places = self.engine.adapter_places
+        if places is None or lora_name not in self._adapters:
+            raise InvalidRequest(f"lora_name: {lora_name!r} is not loaded")
+        with self._running:
+            places.remove(self._adapters.pop(lora_name).adapter)
+
+    def reset_prefix_cache(self) -> bool:
+        """No further prompt gets KV that is kept now. Returns True, as in vLLM."""
+        with self._running:
+            self.instance.reset_prefix_cache()
+        return True
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -163,7 +193,7 @@ class LLM:
         later ends with finish_reason "error", and the others continue.
         """
         many = _as_list(prompts)
-        adapters = adapters_of(lora_request, len(many), self.config.adapters)
+        adapters = adapters_of(lora_request, len(many), self._adapters)
         jobs = [
             self._job(index, *each)
             for index, each in enumerate(zip(many, _params_for(many, sampling_params), adapters, strict=True))
@@ -215,7 +245,7 @@ class LLM:
         later, the call fails.
         """
         asked = [self._to_embed(index, prompt, pooling) for index, prompt in enumerate(_as_list(prompts))]
-        adapters = adapters_of(lora_request, len(asked), self.config.adapters)
+        adapters = adapters_of(lora_request, len(asked), self._adapters)
         with self._running, _progress(len(asked), use_tqdm) as bar, self._emptying():
             return embeddings_of(self.instance, asked, pooling, bar.update, adapters)
 

@@ -251,6 +251,11 @@ class LocalInstance:
             case _:
                 raise RuntimeError(f"{type(message).__name__}: a colocated instance does not send this")
 
+    def reset_prefix_cache(self) -> None:
+        """No further request gets KV that is kept now. A router does the same: see `PoolClient.distrust_all`."""
+        self._era += 1
+        self._order(ForgetAll(self._era))
+
     def _order(self, order: AnyMessage) -> None:
         """Gives the worker an order. The next iteration acts on it, and starts at once."""
         self._worker.on(order)
@@ -262,9 +267,7 @@ class LocalInstance:
             if request := self._requests.get(key):
                 self._free(request)
         if any(news.is_spoilt for news in report.news):
-            # As a router does: see `PoolClient.distrust_all`.
-            self._era += 1
-            self._order(ForgetAll(self._era))
+            self.reset_prefix_cache()
         for news in report.news:
             if (request := self._requests.get(news.key)) and not news.first:
                 request.num_found = news.num_reused

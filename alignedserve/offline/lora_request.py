@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alignedserve.engine.lora_modules import LoraModule
+from alignedserve.protocol.messages import AdapterAt
 from alignedserve.types import InvalidRequest
 
 
@@ -37,28 +37,30 @@ def texts_of(modules: Modules) -> tuple[str, ...]:
     )
 
 
-def adapters_of(asked: Asked | Sequence[Asked], num_prompts: int, known: Sequence[LoraModule]) -> list[str]:
-    """Returns the name of each prompt's adapter; an empty name is none.
+def adapters_of(
+    asked: Asked | Sequence[Asked], num_prompts: int, known: Mapping[str, AdapterAt]
+) -> list[str]:
+    """Returns each prompt's adapter; empty for none. `known`: the loaded ones by name.
 
     Raises InvalidRequest for an adapter that is not loaded.
     """
     each = [asked] * num_prompts if asked is None or isinstance(asked, (str, LoRARequest)) else list(asked)
     if len(each) != num_prompts:
         raise InvalidRequest(f"lora_request: {len(each)} given for {num_prompts} prompts; one or one each")
-    return [_adapter_of(one, dict(known)) for one in each]
+    return [_adapter_of(one, known) for one in each]
 
 
-def _adapter_of(asked: Asked, known: Mapping[str, str]) -> str:
+def _adapter_of(asked: Asked, known: Mapping[str, AdapterAt]) -> str:
     if asked is None:
         return ""
     name, path = (asked, "") if isinstance(asked, str) else (asked.lora_name, asked.lora_path)
     if name not in known:
         raise InvalidRequest(
-            f"lora_request: {name!r} is not loaded: adapters are loaded with the model, as "
+            f"lora_request: {name!r} is not loaded: load_lora_adapter loads it; or load it with the model, as "
             f"LLM(..., lora_modules={{{name!r}: {path or 'path'!r}}}); loaded are {', '.join(known) or 'none'}"
         )
-    if path and path != known[name]:
+    if path and path != known[name].path:
         raise InvalidRequest(
-            f"lora_request: the path of {name!r} is {path!r}; it was loaded from {known[name]!r}"
+            f"lora_request: the path of {name!r} is {path!r}; it was loaded from {known[name].path!r}"
         )
-    return name
+    return known[name].adapter

@@ -16,8 +16,7 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "tokenizer_mode": ("auto",),
     "swap_space": None,
     "disable_log_stats": None,
-    # All adapters are loaded, and a batch may use all of them.
-    "max_loras": None,
+    # A batch may use all adapters.
     "max_cpu_loras": None,
     "lora_dtype": ("auto",),
 }

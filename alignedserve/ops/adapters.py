@@ -10,7 +10,7 @@ Adapters are numbered from 1, in the order of their names; 0 stands for none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,6 +38,8 @@ class LayerAdapters:
     deltas: Sequence[Sequence[Delta | None]]
     # One per adapter.
     scales: Sequence[float]
+    # Adapters are padded to this rank at least, so that others can take their places later.
+    min_rank: int = 0
 
     @property
     def num_adapters(self) -> int:
@@ -46,7 +48,8 @@ class LayerAdapters:
     @property
     def rank(self) -> int:
         """The largest rank. Adapters of a lower rank are padded with zeros."""
-        return max(delta.a.shape[0] for parts in self.deltas for delta in parts if delta is not None)
+        ranks = (delta.a.shape[0] for parts in self.deltas for delta in parts if delta is not None)
+        return max([self.min_rank, *ranks])
 
     def stacked_a(self, part: int, dtype: torch.dtype) -> torch.Tensor:
         """[adapters, rank, in]"""
@@ -73,7 +76,7 @@ class LayerAdapters:
             return [Delta(delta.a, b) for b in torch.split(delta.b, list(out_features))]
 
         deltas = [pieces(delta) for (delta,) in self.deltas]
-        return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
+        return replace(self, out_features=tuple(out_features), deltas=deltas)
 
     def of_rank(self, part: RankPart) -> LayerAdapters:
         """The adapters of a rank's part. With a part of the inputs, layer and adapters yield parts of a sum."""
@@ -85,7 +88,8 @@ class LayerAdapters:
 
         deltas = [[part_of(*each) for each in zip(parts, mine, strict=True)] for parts in self.deltas]
         widths = tuple(len(range(out)[rows]) for out, rows in zip(self.out_features, mine, strict=True))
-        return LayerAdapters(len(range(self.in_features)[of_a]), widths, deltas, self.scales)
+        in_features = len(range(self.in_features)[of_a])
+        return replace(self, in_features=in_features, out_features=widths, deltas=deltas)
 
     @property
     def first_columns(self) -> list[int]:
@@ -93,8 +97,8 @@ class LayerAdapters:
         return [sum(self.out_features[:part]) for part in range(len(self.out_features))]
 
     def has_part(self, part: int) -> bool:
-        """Whether any adapter adds to this part."""
-        return any(each[part] is not None for each in self.deltas)
+        """Whether any adapter adds to this part, or may do so later."""
+        return self.min_rank > 0 or any(each[part] is not None for each in self.deltas)
 
     @property
     def num_values(self) -> int:

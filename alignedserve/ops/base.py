@@ -145,6 +145,11 @@ class Ops(ABC):
         Such a layer may be used in `forward` only. Its rows there are the step's tokens or its outputs.
         """
 
+    @abstractmethod
+    def put_adapter(self, weight: Linear, number: int, adapter: LayerAdapters) -> None:
+        """Puts one adapter, of the rank of all, in the place of adapter `number` of the layer. Any thread may call it
+        while the layer is used by rows of other adapters."""
+
     def scheme(self, is_head: bool) -> str | None:
         """How a linear layer stores its weight; None: in the dtype."""
         return INT8 if is_head and self.quantization == INT4 else self.quantization

@@ -10,7 +10,7 @@ import torch
 
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.adapters import pack_adapters
-from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.arena import Arena, SmallArena
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
 from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
@@ -31,7 +31,7 @@ from alignedserve.kernels.cpu.structs import (
     SumRanksOp,
     WeightKind,
 )
-from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
+from alignedserve.kernels.cpu.weights import PackedAdapters, PackedWeight, pack, pack_quantised
 from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.kernels.quantised import BLOCK, ZEROS
 from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
@@ -116,16 +116,22 @@ class CpuOps(Ops):
         return pack(plain_parts(parts), biases, code, self.dtype, arena)
 
     def with_adapters(self, weight: PackedWeight, adapters: LayerAdapters) -> PackedWeight:
+        return replace(weight, adapters=self._packed_adapters(weight, adapters, self._arena))
+
+    def put_adapter(self, weight: PackedWeight, number: int, adapter: LayerAdapters) -> None:
+        assert weight.adapters is not None
+        weight.adapters.put(number, self._packed_adapters(weight, adapter, SmallArena()))
+
+    def _packed_adapters(self, weight: PackedWeight, adapters: LayerAdapters, arena: Arena) -> PackedAdapters:
         parts = range(len(adapters.out_features))
-        packed = pack_adapters(
+        return pack_adapters(
             [adapters.stacked_a(part, self.dtype) for part in parts],
             [adapters.stacked_b(part, self.dtype) for part in parts],
             adapters.scales,
             weight.activation,
             self.dtype,
-            self._arena,
+            arena,
         )
-        return replace(weight, adapters=packed)
 
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()

@@ -29,6 +29,14 @@ class TorchAdapters:
         rank = adapters.rank
         return cls(tuple(parts), numbers.repeat_interleave(rank), scales.repeat_interleave(rank))
 
+    def put(self, number: int, one: TorchAdapters) -> None:
+        """Puts one adapter in the place of adapter `number`."""
+        rank = len(one.scales)
+        rows = slice((number - 1) * rank, number * rank)
+        for (_, a, b), (_, new_a, new_b) in zip(self.parts, one.parts, strict=True):
+            a[rows], b[rows] = new_a, new_b
+        self.scales[rows] = one.scales
+
     def add_to(self, out: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor) -> None:
         """Adds to each row of `out` the result of its adapter for the row of `x`. `numbers`: the adapter of each
         row."""

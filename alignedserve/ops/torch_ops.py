@@ -136,6 +136,10 @@ class TorchOps(Ops):
     def with_adapters(self, weight: TorchLinear, adapters: LayerAdapters) -> TorchLinear:
         return replace(weight, adapters=TorchAdapters.of(adapters, self.dtype, self.device))
 
+    def put_adapter(self, weight: TorchLinear, number: int, adapter: LayerAdapters) -> None:
+        assert weight.adapters is not None
+        weight.adapters.put(number, TorchAdapters.of(adapter, self.dtype, self.device))
+
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 

@@ -41,7 +41,7 @@ SILENCE_S = 10.0
 # Seconds after which a process that has connected too early is disconnected.
 PUT_OFF_S = 0.25
 # The most bytes in a frame, for roles with small messages. Other roles send prompts and lists of blocks.
-_MAX_FRAME_BYTES = {"launcher": 1 << 12}
+_MAX_FRAME_BYTES = {"launcher": 1 << 16}
 
 
 class Handler(Protocol):

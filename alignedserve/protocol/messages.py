@@ -96,6 +96,8 @@ class InstanceLimits(Message):
     # A prefill instance: whether it saves all blocks of its columns, also with a window. A pool: whether it lets
     # requests find only such columns (`Commit.first_whole`).
     saves_whole: bool = False
+    # An instance's places for adapters that are loaded while it runs; 0: it loads them only when it starts.
+    num_adapter_places: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -322,15 +324,15 @@ class Rejected(Message):
     """The router did not take the request."""
 
     key: RequestKey
-    # "full" (try again), "owner_full" (the same, for its API key), "too_long" (it can never fit), "duplicate", or "slo"
-    # (the model can't be that fast).
+    # "full" (try again), "owner_full" (the same, for its API key), "too_long" (it can never fit), "duplicate", "slo"
+    # (the model can't be that fast), or "adapter" (it was unloaded).
     reason: str
     message: str
 
     def wait_s(self, num_submitted: int) -> float | None:
         """Returns the seconds after which a gateway submits the request again, if it was accepted before; None: this is
         final."""
-        if num_submitted < 2 or self.reason in ("too_long", "slo"):
+        if num_submitted < 2 or self.reason in ("too_long", "slo", "adapter"):
             return None
         # After a restart thousands of accepted requests may be rejected at once, so the delay grows.
         return RESUBMIT_S * 2.0 ** min(num_submitted - 2, MAX_DOUBLED)
@@ -705,6 +707,14 @@ class PoolUse(Message):
     promises: dict[str, int] = {}
 
 
+class ResetPrefixCache(Message):
+    """From a gateway: no further request gets KV that is kept now. The router sends it back when it has ordered that
+    (`ForgetAll`)."""
+
+    # The answer has the same ticket.
+    ticket: int
+
+
 class AskCluster(Message):
     """Asks the router for Cluster."""
 
@@ -803,6 +813,8 @@ class Cluster(Message):
     sharing: dict[str, int] = {}
     # For each role: how often an instance changed to it since the router started.
     role_changes: dict[str, int] = {}
+    # How often a gateway had the prefix cache reset since the router started.
+    num_cache_resets: int = 0
 
 
 class Load(Message):
@@ -881,6 +893,67 @@ class Attainment(Message):
     is_serving: bool = True
 
 
+class AdapterAt(Message):
+    """An adapter that was loaded while the system runs."""
+
+    # See `engine/lora_modules.py`.
+    adapter: str
+    # The directory of its files, which do not change.
+    path: str
+
+
+class SetAdapters(Message):
+    """Order: have these adapters, beside none that was loaded before. The launcher sends it to routers, when they
+    connect and at every change, and a router to its instances. An instance that has just connected obeys before it
+    does anything else."""
+
+    # Each order has a higher number than those before it.
+    number: int
+    adapters: list[AdapterAt]
+
+
+class AdaptersSet(Message):
+    """Answers SetAdapters: from an instance to its router; and from a router to the launcher, when all of its
+    instances that are connected have answered."""
+
+    # That of the order.
+    number: int
+    # Why an adapter could not be loaded; empty: all are there.
+    reason: str = ""
+    # From a router: adapters that instances still have because requests use them. It answers again without them.
+    kept: list[str] = []
+
+
+class ServedAdapters(Message):
+    """From the launcher to gateways, when they connect and at every change: the adapters that clients may name. The
+    gateway sends it back when it serves them."""
+
+    number: int
+    # The adapters by the names that clients use.
+    adapters: dict[str, str]
+
+
+class ChangeAdapters(Message):
+    """From a gateway to the launcher: an operator's call loads or unloads an adapter."""
+
+    # The answer has the same ticket.
+    ticket: int
+    name: str
+    # The directory of the adapter to load; None: unload.
+    path: str | None = None
+    # Whether it may take the place of another one with this name.
+    is_in_place: bool = False
+
+
+class AdaptersChanged(Message):
+    """Answers ChangeAdapters."""
+
+    ticket: int
+    # Status of the HTTP response: 200, 400 or 404.
+    status: int
+    reason: str = ""
+
+
 class GatewayNews(Message):
     """A gateway's news for the other gateways of its host, every second. The launcher passes it on."""
 
@@ -934,4 +1007,10 @@ AnyMessage = (
     | GatewayNews
     | Retire
     | Attainment
+    | ResetPrefixCache
+    | SetAdapters
+    | AdaptersSet
+    | ServedAdapters
+    | ChangeAdapters
+    | AdaptersChanged
 )

@@ -127,6 +127,12 @@ class PackedAdapters:
     # The part of each column of the layer's tiles.
     parts: torch.Tensor
 
+    def put(self, number: int, one: PackedAdapters) -> None:
+        """Puts one adapter in the place of adapter `number`, counted from 1."""
+        size, index = self.shrink.expert_bytes, number - 1
+        self.shrink.tiles[index * size : number * size] = one.shrink.tiles
+        self.expand[index], self.scales[index] = one.expand[0], one.scales[0]
+
     @property
     def rank(self) -> int:
         return self.expand.shape[1]

@@ -23,6 +23,7 @@ from alignedserve.protocol.messages import (
     PromptProgress,
     Rejected,
     Request,
+    ResetPrefixCache,
     Submit,
     Tokens,
     Welcome,
@@ -66,6 +67,7 @@ class ScriptedRouter:
             process_status(role) for role in ("kvpool", "prefill", "decode")
         ]
         self.answers_cluster = True
+        self.num_resets = 0
         self._epoch = Epoch(epoch)
         self._open: dict[RequestKey, tuple[InstanceId, Request, int]] = {}
         self._changed = asyncio.Event()
@@ -112,6 +114,9 @@ class ScriptedRouter:
                     self._open.pop(key, None)
             case Echo():
                 self.echo(hello.instance_id, message)
+            case ResetPrefixCache():
+                self.num_resets += 1
+                self.hub.send(hello.instance_id, message)
             case AskCluster(ticket=ticket) if self.answers_cluster:
                 self.hub.send(hello.instance_id, self.cluster(ticket))
         self._changed.set()

@@ -63,6 +63,47 @@ def test_each_prompt_may_have_an_adapter(tiny_model: Callable[[str], Path], tmp_
     adapted.instance.check_idle()
 
 
+def test_adapters_come_and_go_and_kept_kv_is_of_one_alone(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = tiny_model("qwen2")
+    paths = {name: write_adapter(tmp_path / name, model, seed) for seed, name in enumerate(("a", "b"))}
+    llm = LLM(str(model), max_loras=1, skip_tokenizer_init=True, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def said(of: LLM, name: str) -> list[list[int]]:
+        return [list(each.outputs[0].token_ids) for each in of.generate(prompts(), params, lora_request=name)]
+
+    for name, path in paths.items():
+        llm.load_lora_adapter("mine", path)
+        started = LLM(str(model), lora_modules={"x": str(path)}, skip_tokenizer_init=True, use_tqdm=False)
+        assert said(llm, "mine") == said(started, "x"), name
+        with pytest.raises(InvalidRequest, match="'mine' is loaded already"):
+            llm.load_lora_adapter("mine", path)
+        llm.unload_lora_adapter("mine")
+        with pytest.raises(InvalidRequest, match="'mine' is not loaded"):
+            said(llm, "mine")
+    with pytest.raises(InvalidRequest, match="'mine' is not loaded"):
+        llm.unload_lora_adapter("mine")
+    with pytest.raises(InvalidRequest, match="is not a directory"):
+        llm.load_lora_adapter("mine", tmp_path / "none")
+    llm.instance.check_idle()
+
+
+def test_a_reset_prefix_cache_has_nothing(llm: LLM) -> None:
+    prompt = list(range(5, 55))
+    params = SamplingParams(temperature=0, max_tokens=3)
+    [first] = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    [again] = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    assert again.num_cached_tokens > 0
+    assert llm.reset_prefix_cache()
+    [anew] = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+    assert anew.num_cached_tokens == 0
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids == anew.outputs[0].token_ids
+    with pytest.raises(InvalidRequest, match="give LLM"):
+        llm.load_lora_adapter("mine", "/adapters/mine")
+
+
 def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None:
     rng = random.Random(3)
     examples = [task.generate(rng, held_out=True) for task in tasks.TASKS.values() for _ in range(8)]

@@ -214,6 +214,8 @@ def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
         return ApiError(400, rejected.message, param="slo", code="slo_unattainable")
     if rejected.reason == "owner_full":
         return ApiError(429, rejected.message, code="rate_limit_exceeded", retry=True)
+    if rejected.reason == "adapter":
+        return ApiError(404, rejected.message, param="model", code="model_not_found")
     return unavailable(rejected.message)
 
 

@@ -64,7 +64,6 @@ class ModelDescription(msgspec.Struct, frozen=True):
     is_strict: bool
     # CPU seconds within which the process must be ready for bodies.
     start_s: float
-    adapters: tuple[str, ...] = ()
 
     def model(self) -> ServedModel:
         vocabulary = Vocabulary(self.vocabulary_size, frozenset(self.eos_token_ids))
@@ -81,7 +80,6 @@ class ModelDescription(msgspec.Struct, frozen=True):
             self.max_model_len,
             parses,
             self.embedding_size,
-            adapters=self.adapters,
         )
 
 
@@ -99,6 +97,8 @@ class PrepareRequest(msgspec.Struct, frozen=True):
     num_earlier_bytes: int | None = None
     # See Beside.
     room: int | None = None
+    # See ServedModel. They may have changed since the last body.
+    adapters: dict[str, str] = {}
 
     @property
     def head(self) -> bytes:
@@ -172,6 +172,7 @@ def _answer(
     os.nice(max(0, niceness + asked.niceness - os.nice(0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
+    model.set_adapters(asked.adapters)
     try:
         return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, beside, model, description))
     except MemoryError:

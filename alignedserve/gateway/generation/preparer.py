@@ -93,8 +93,10 @@ class TookTooLong(Exception):
 class PrepareLane:
     """A child process that prepares one body after another, in fair turns."""
 
-    def __init__(self, starter: Starter, cpu_s: float | None = None) -> None:
-        """`cpu_s` is the CPU seconds that a body may take. None: only TIMEOUT_S limits it."""
+    def __init__(self, starter: Starter, adapters: dict[str, str], cpu_s: float | None = None) -> None:
+        """`adapters` are those of the model, which may change. `cpu_s` is the CPU seconds that a body may take. None:
+        only TIMEOUT_S limits it."""
+        self._adapters = adapters
         self.child = Child(starter, 2 * TIMEOUT_S)
         self._turns = FairQueue()
         self._cpu_s = cpu_s
@@ -103,9 +105,17 @@ class PrepareLane:
         """Returns the process's answer. `room`: see Beside. Raises ApiError and TookTooLong."""
         num_earlier_bytes = None if body.earlier is None else body.num_earlier_bytes
         niceness = NICENESS if self._cpu_s is None else 0
-        asked = PrepareRequest(body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
             async with self._turns.turn(body.owner, TURN_S, body.is_best_effort):
+                asked = PrepareRequest(
+                    body.endpoint.path,
+                    TIMEOUT_S,
+                    niceness,
+                    self._cpu_s,
+                    num_earlier_bytes,
+                    room,
+                    self._adapters,
+                )
                 return await self._asked(asked.head, *(body.earlier or ()), *body.pieces)
         except QueueTimeout:
             raise unavailable("bodies of other API keys are being read") from None
@@ -134,8 +144,8 @@ class Preparer:
         self.limits = limits
         self.is_strict = is_strict
         starter = Starter(module, lambda: (self._greeting,), START_CLOCK_S, keeps_spare=True)
-        self._small = PrepareLane(starter, SMALL_CPU_S)
-        self._medium, self._large = (PrepareLane(starter) for _ in range(2))
+        self._small = PrepareLane(starter, model.adapters, SMALL_CPU_S)
+        self._medium, self._large = (PrepareLane(starter, model.adapters) for _ in range(2))
 
     async def start(self) -> None:
         """Starts the process for small bodies, which tries the model's tokenizer and templates. A spare process then
@@ -239,7 +249,6 @@ class Preparer:
             self.limits,
             self.is_strict,
             START_S,
-            model.adapters,
         )
         return msgspec.msgpack.encode(description)
 

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,7 @@ from alignedserve.protocol.messages import (
     PromptProgress,
     Rejected,
     Request,
+    ResetPrefixCache,
     Submit,
     Tokens,
     Welcome,
@@ -89,7 +91,7 @@ class IslandClient:
         self._open: dict[RequestKey, Open] = {}
         # Stats of requests closed here, until the router reports their timeline.
         self._leaving: dict[RequestKey, RequestStats] = {}
-        self._asked: dict[int, asyncio.Future[Cluster]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
         # Whether the router has been away for more than PATIENCE_S.
@@ -160,11 +162,19 @@ class IslandClient:
 
     async def cluster(self) -> Cluster:
         """Returns the state of the island's processes. Raises ApiError if the router does not answer."""
+        found: Cluster = await self._answer(AskCluster)
+        return found
+
+    async def reset_prefix_cache(self) -> None:
+        """Returns when no further request gets KV that is kept now. Raises ApiError if the router does not answer."""
+        await self._answer(ResetPrefixCache)
+
+    async def _answer(self, question: Callable[[int], AskCluster | ResetPrefixCache]) -> Any:
         if not self.is_up:
             raise unavailable("the router is down")
         ticket = next(self._tickets)
         self._asked[ticket] = asyncio.get_running_loop().create_future()
-        self._link.send(AskCluster(ticket))
+        self._link.send(question(ticket))
         try:
             return await asyncio.wait_for(self._asked[ticket], CLUSTER_TIMEOUT_S)
         except TimeoutError:
@@ -211,8 +221,9 @@ class IslandClient:
                 self.island_load.hear(message)
             case Drain():
                 self._on_drain()
-            case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():
-                self._asked[ticket].set_result(message)
+            case Cluster(ticket=ticket) | ResetPrefixCache(ticket=ticket):
+                if ticket in self._asked and not self._asked[ticket].done():
+                    self._asked[ticket].set_result(message)
 
     # ---- requests ----
 

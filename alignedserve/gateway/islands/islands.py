@@ -153,6 +153,10 @@ class Islands:
         if self._closing:
             asyncio.get_running_loop().call_soon(self._close_some)
 
+    async def reset_prefix_cache(self) -> None:
+        """Resets the prefix cache of all islands. Raises ApiError if a router does not answer."""
+        await asyncio.gather(*(island.reset_prefix_cache() for island in self._islands.values()))
+
     async def cluster(self) -> dict[int, Cluster]:
         """Returns each router's answer by island number. Raises ApiError if none answers."""
         islands = dict(self._islands)

@@ -13,6 +13,7 @@ from typing import Any
 
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.lora_modules import name_of
 from alignedserve.engine.request import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.tools.harmony import is_harmony
@@ -33,6 +34,18 @@ _NUM_SAMPLE_IDS = 1000
 _END_TOKENS = 32
 
 
+class _Names(Sequence[str]):
+    def __init__(self, name: str, adapters: Mapping[str, str]) -> None:
+        self._name = name
+        self._adapters = adapters
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self._name, *self._adapters)[index]
+
+    def __len__(self) -> int:
+        return 1 + len(self._adapters)
+
+
 @dataclass(frozen=True)
 class ServedModel:
     name: str
@@ -45,8 +58,8 @@ class ServedModel:
     # Dimensions of an embedding. None: unknown.
     embedding_size: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    # Names of the adapters, which clients use as model names.
-    adapters: tuple[str, ...] = ()
+    # The adapters (engine/lora_modules.py) by the names that clients use. They may change: see `set_adapters`.
+    adapters: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -77,13 +90,18 @@ class ServedModel:
             max_model_len,
             config.allow_special_tokens_in_messages,
             size,
-            adapters=tuple(module.name for module in config.adapters),
+            adapters={module.name: module.name for module in config.adapters},
         )
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All model names that clients may ask for. The base model's is the first."""
-        return (self.name, *self.adapters)
+    def names(self) -> Sequence[str]:
+        """All model names that clients may ask for, now and later. The base model's is the first."""
+        return _Names(self.name, self.adapters)
+
+    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Serves these adapters from now on."""
+        self.adapters.clear()
+        self.adapters.update(adapters)
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked not in self.names:
@@ -92,11 +110,11 @@ class ServedModel:
 
     def adapter_of(self, asked: str | None) -> str:
         """Returns the adapter that a call asks for, by its valid model name. Empty: the base model."""
-        return asked if asked in self.adapters else ""
+        return self.adapters.get(asked or "", "")
 
     def answering_as(self, adapter: str) -> ServedModel:
         """Returns this model under the name that the adapter's answers have. Empty: the base model."""
-        return replace(self, name=adapter) if adapter else self
+        return replace(self, name=name_of(adapter)) if adapter else self
 
     def warm_up(self) -> None:
         """Builds the detokenizer tables, which takes long for a large vocabulary."""

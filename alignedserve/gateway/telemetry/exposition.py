@@ -250,6 +250,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield from _recoveries(clusters)
     yield _sharing(clusters)
     yield _role_changes(clusters)
+    yield _cache_resets(clusters)
     processes = [
         (str(island), process) for island, cluster in clusters.items() for process in cluster.processes
     ]
@@ -299,6 +300,13 @@ def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
         for event, count in cluster.sharing.items():
             sharing.add_metric([str(island), event], count)
     return sharing
+
+
+def _cache_resets(clusters: Mapping[int, Cluster]) -> Metric:
+    resets = _counter("prefix_cache_resets", "How often the prefix cache was reset by a call.", "island")
+    for island, cluster in clusters.items():
+        resets.add_metric([str(island)], cluster.num_cache_resets)
+    return resets
 
 
 def _role_changes(clusters: Mapping[int, Cluster]) -> Metric:

@@ -27,6 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from alignedserve.engine.lora_modules import name_of
 from alignedserve.gateway.http.request_id import CurrentCall
 from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.version import __version__
@@ -126,7 +127,7 @@ class OtlpTraces(OtelTraces):
 def gen_ai(stats: RequestStats, model_name: str) -> dict[str, AttributeValue]:
     """Returns the attributes of a request that has ended."""
     request, params = stats.request, stats.request.params
-    model = request.adapter or model_name
+    model = name_of(request.adapter) or model_name
     found: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": _operation(stats),
         "gen_ai.provider.name": PROVIDER,

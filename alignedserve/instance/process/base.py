@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
+from alignedserve.instance.adapters import AdapterLoader
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Messenger, Stop, WorkerLoop, WorkerThread
@@ -154,6 +155,7 @@ class InstanceProcess(ABC):
             messenger.say,
             self._take_role,
             is_over=lambda: link.is_over,
+            adapters=self._adapter_loader(),
         )
         thread = WorkerThread(loop, self._wake, lambda: call(link.stop), self._be_nice)
         link = RouterConnection(self._config.router, self._last_hello, messenger, waits=True)
@@ -166,6 +168,10 @@ class InstanceProcess(ABC):
             await asyncio.to_thread(thread.join)
         if thread.error is not None:
             raise thread.error
+
+    def _adapter_loader(self) -> AdapterLoader | None:
+        places = self._loaded.engine.adapter_places
+        return AdapterLoader(places, self._wake.set) if places and places.can_load else None
 
     def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
         engine = self._config.engine
@@ -193,7 +199,7 @@ class InstanceProcess(ABC):
             pid=os.getpid(),
             fingerprint=self._fingerprint(loaded.pool_format)
             | {"link": self._config.transfers.transport, "window": str(worker.limits.window)},
-            limits=worker.limits,
+            limits=replace(worker.limits, num_adapter_places=self._config.engine.num_adapter_places),
             link=address,
             cost=loaded.cost,
             started_s=start_of(epoch),

@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.scripted import MODEL
 from tests.gateway.served import play, served
 
-ADAPTED = replace(MODEL, adapters=("sql", "org/legal"))
+ADAPTED = replace(MODEL, adapters={"sql": "sql", "org/legal": "org/legal"})
 CHAT = {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 5}
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", CHAT),
