@@ -138,7 +138,7 @@ def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
     return {"tools": found}
 
 
-# Roles whose messages have content. Turns that call tools may have none, and so may results.
+# Messages of these roles have content. Turns that call tools may have none, and so may results.
 _SAYING = ("system", "developer", "user")
 
 
