@@ -45,11 +45,11 @@ def stem_in(name: str) -> str | None:
     return stem if _STEM.fullmatch(stem) else None
 
 
-def new_id(kind: str, stem: str, number: int | None = None) -> str:
-    """Returns the id of an item that belongs to the response or conversation with this stem. `number` is its place in a
-    response's output."""
+def new_id(kind: str, stem: str | None = None, number: int | None = None) -> str:
+    """Returns the id of an item that belongs to the response or conversation with this stem, or to none. `number` is
+    its place in a response's output."""
     place = secrets.token_hex(_NUM_RANDOM_BYTES) if number is None else f"{number:04x}"
-    return f"{_PREFIXES.get(kind, 'item')}_{stem}{place}"
+    return f"{_PREFIXES.get(kind, 'item')}_{stem or new_stem()}{place}"
 
 
 def place_of(name: str) -> tuple[str, int | None] | None:
