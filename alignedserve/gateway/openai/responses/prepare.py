@@ -81,13 +81,15 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, bes
     """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
     Expands."""
     with body.naming():
-        items, _ = _items_of(body, beside, None)
+        items, _ = _items_of(body, beside)
         num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return DirectAnswer(memoryview(encode(found)), ignored + _foreign_tools(body))
 
 
-def _items_of(body: ResponseBody, beside: Beside, stem: str | None) -> tuple[Items, list[tuple[str, bytes]]]:
+def _items_of(
+    body: ResponseBody, beside: Beside, stem: str | None = None
+) -> tuple[Items, list[tuple[str, bytes]]]:
     """Returns the items of the conversation with those of the call, and the stored form of the latter. Raises
     ConversationNeeded, InvalidRequest and Expands."""
     # Stored items came from clients, and are parsed like theirs.
