@@ -45,12 +45,11 @@ async def stored_items(
     for stem, places in by_stem.items() if store else ():
         assert store
         head = await store.head(ResponseId(f"resp_{stem}"))
+        looked_up: Sequence[list[Piece] | None] = []
         if head is None:
             looked_up = [await _from_conversation(store, stem, name, owner, admit) for name in places]
         elif head.owner == owner:
             looked_up = await _from_response(store, head, places, admit)
-        else:
-            looked_up = []
         found += [item for item in looked_up if item]
     return found
 
