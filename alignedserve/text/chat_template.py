@@ -28,6 +28,21 @@ Message = Mapping[str, Any]
 _TESTS_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
 
+class ChatRejected(ValueError):
+    """A chat template rejects the messages. `is_own`: the reason is the template's own text, and not Jinja's or
+    Python's, which only those who can read the template understand."""
+
+    def __init__(self, where: str, reason: str, is_own: bool) -> None:
+        what = f"{where}: the chat template rejects these messages"
+        super().__init__(f"{what}: {reason}")
+        # The message for clients of a server.
+        self.for_clients = str(self) if is_own else what
+
+
+class _Raised(jinja2.TemplateError):
+    """An error that a template raises itself."""
+
+
 class ChatTemplates:
     """A model's templates by name. Most have one, `default`; some have another one for chats with tools."""
 
@@ -76,7 +91,7 @@ class ChatTemplates:
             breaking = Breaking(others, values)
             values = breaking.broken(values)
         except (ValueError, RecursionError) as error:
-            raise self._rejection(str(error)) from error
+            raise ChatRejected(self._where, str(error), isinstance(error, ValueError)) from error
         text = self._render(source, marks, values, breaking.whole)
         return breaking.whole(control.mark_also(text, others))
 
@@ -112,12 +127,13 @@ class ChatTemplates:
         whole: Callable[[str], str] = str,
     ) -> str:
         """`whole` removes from an error text what was inserted into `values`. Raises ValueError, and MemoryError."""
+        checked = _checked(values["messages"])
         template = _compile(source, marks)
         named = self._special_tokens
         if marks:
             named = {name: marks.marked(token) for name, token in named.items()}
         try:
-            messages = _fitting(_checked(values["messages"]), source)
+            messages = _fitting(checked, source)
             given = {"documents": None, **named, **values, "tools": list(values["tools"] or ()) or None}
             try:
                 return template.render(given, messages=messages)
@@ -134,10 +150,8 @@ class ChatTemplates:
         except Exception as error:
             # The template is foreign code: any exception means that it rejects these messages.
             reason = whole(str(error) or type(error).__name__)
-            raise self._rejection(marks.unmarked(reason) if marks else reason) from error
-
-    def _rejection(self, reason: str) -> ValueError:
-        return ValueError(f"{self._where}: the chat template rejects these messages: {reason}")
+            reason = marks.unmarked(reason) if marks else reason
+            raise ChatRejected(self._where, reason, isinstance(error, _Raised)) from error
 
     @cached_property
     def with_tools(self) -> str | None:
@@ -168,17 +182,20 @@ class ChatTemplates:
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if isinstance(messages, str) or not messages:
         raise ValueError(f"messages is {messages!r}; must be a list of at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"messages holds {message!r}; must be objects with a role")
-    return [_plain(message) for message in messages]
+    return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, name: str) -> dict[str, Any]:
+    """Returns the message with its content as one text. Raises ValueError."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{name}: messages of a chat must be objects with a role")
     # Clients send `content: null` beside tool calls, and templates test whether a key exists.
     present = {key: value for key, value in message.items() if value is not None}
-    if isinstance(present.get("content"), list):
-        present["content"] = "\n".join(map(_text_of, present["content"]))
+    content = present.get("content")
+    if isinstance(content, list):
+        present["content"] = "\n".join(text_of_part(part, name) for part in content)
+    elif "content" in present and not isinstance(content, str):
+        raise ValueError(f"{name}.content: must be a string or list")
     return present
 
 
@@ -194,11 +211,16 @@ def _lacks_content(message: Message) -> bool:
     return message["role"] == "assistant" and message.get("content") is None
 
 
-def _text_of(part: object) -> str:
-    """Returns the text of one of OpenAI's content parts. Most templates accept only text."""
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise ValueError(f"content holds {part!r}; must be parts of type text")
+def text_of_part(part: object, name: str) -> str:
+    """Returns the text of one of OpenAI's content parts, in the message `name`. Raises ValueError."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": str(kind)} if kind != "text":
+            raise ValueError(
+                f"{name}.content: a part of type {kind!r:.100} is not supported: the model takes text only"
+            )
+    raise ValueError(f"{name}.content: must be a string, or a list of parts of type text")
 
 
 class _GenerationBlock(Extension):
@@ -253,7 +275,7 @@ def _compile(template: str, marks: ControlTokens | None) -> jinja2.Template:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _Raised(message)
 
 
 def _strftime_now(pattern: str) -> str:

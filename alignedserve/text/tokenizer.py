@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,25 @@ class RenderedChat:
     text: str
     # The text with the template's own control tokens marked. None: all control tokens in the text count.
     marked: str | None = None
+
+
+def _with_end(message: Message, end: str) -> dict[str, Any]:
+    """Returns the message with `end` after its text. Raises ValueError."""
+    match message.get("content"):
+        case str(text):
+            return {**message, "content": text + end}
+        case [*parts, {"type": "text", "text": str(text)} as last]:
+            return {**message, "content": [*parts, {**last, "text": text + end}]}
+    raise ValueError("messages: the last one has no text that could be continued")
+
+
+def _up_to(end: str | None, text: str) -> str:
+    """Returns the text before `end`. Raises ValueError if it occurs more than once, or not at all."""
+    if end is None:
+        return text
+    if text.count(end) != 1:
+        raise ValueError("messages: this model's chat template can't continue the last one")
+    return text.partition(end)[0]
 
 
 class Tokenizer:
@@ -127,14 +147,21 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         parses_special_tokens: bool = False,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> RenderedChat:
         """Renders the chat. With `parses_special_tokens`, special tokens in messages, tools and variables become
-        tokens, too. Raises the errors of apply_chat_template."""
-        variables["add_generation_prompt"] = add_generation_prompt
+        tokens, too. With `continue_final_message`, the prompt ends with the last message's text. Raises the errors of
+        apply_chat_template, and ValueError if the template can't do that."""
+        variables["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        # No text contains it, so it shows where the last message ends.
+        end = f"x{secrets.token_hex(16)}" if continue_final_message else None
+        if end is not None:
+            messages = [*messages[:-1], _with_end(messages[-1], end)]
         if parses_special_tokens or not self.control_tokens.ids:
-            return RenderedChat(self._chat_templates.render(messages, tools, **variables))
+            return RenderedChat(_up_to(end, self._chat_templates.render(messages, tools, **variables)))
         marked = self._chat_templates.render_marked(self.control_tokens, messages, tools, **variables)
+        marked = _up_to(end, marked)
         return RenderedChat(self.control_tokens.unmarked(marked), marked)
 
     def rendered_ids(self, chat: RenderedChat, add_special_tokens: bool = False) -> list[int]:

@@ -19,7 +19,9 @@ from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from tests.clients.environments import python_of
-from tests.gateway.served import QUESTION, Served, SharedGateway
+from tests.gateway.scripted import ScriptedRouter, answer_of
+from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
+from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import TEMPLATE, model_with
 
 PAGE = Path(__file__).parents[2] / "docs/clients.md"
@@ -211,3 +213,143 @@ async def seen_of(at: Served, path: str, body: dict[str, Any]) -> tuple[int, Any
     ]
     answer = re.sub(r'("(?:created|\w+_at)":)\d+|(?<=[a-z][-_])[0-9a-f]{24,}', r"\1", response.text)
     return response.status_code, submitted, answer
+
+
+# What the audited clients and their documents send to other servers, with a value that changes the output there.
+FOREIGN: dict[str, Any] = {
+    "custom_logit_processor": "x",
+    "dry_multiplier": 0.8,
+    "guided_json": {},
+    "input_ids": [1, 2],
+    "json_schema": {},
+    "logprob_token_ids": [1],
+    "lora_path": "x",
+    "mirostat": 2,
+    "no_stop_trim": True,
+    "prompt_embeds": "x",
+    "repetition_detection": {"max_pattern_size": 8},
+    "stop_regex": "a+",
+    "thinking_token_budget": 100,
+    "typical_p": 0.9,
+    "vllm_xargs": {"a": 1},
+    "xtc_probability": 0.5,
+}
+# The values with which these servers' clients send them all, and which change nothing.
+PLAIN: dict[str, list[Any]] = {
+    **{name: [None, False, 0, "", []] for name in GenerationBody.refused},
+    **{name: [neutral] for name, neutral in GenerationBody.neutral.items()},
+}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_fields_of_other_servers_are_refused_unless_they_change_nothing(
+    api: str, gateway: SharedGateway
+) -> None:
+    path, body_type, asked = APIS[api]
+    assert FOREIGN.keys() <= GenerationBody.refused.keys() <= body_type.refused.keys()
+    assert body_type.neutral == GenerationBody.neutral
+
+    async def scenario(at: Served) -> None:
+        for name in body_type.refused:
+            response = await at.post(
+                path, {"model": "demo", name: FOREIGN.get(name, {"type": "some"})} | asked
+            )
+            assert response.status_code == 400, (name, response.text)
+            assert f"{name}: not supported by this server" in response.text
+        for name, values in PLAIN.items():
+            for value in values:
+                response = await at.post(path, {"model": "demo", name: value} | asked)
+                assert response.status_code == 200, (name, value, response.text)
+                assert "x-ignored-parameters" not in response.headers
+
+    gateway.play(scenario)
+
+
+THINKING_OFF: list[dict[str, Any]] = [
+    {"reasoning_effort": "none"},
+    {"reasoning": {"effort": "none"}},
+    {"reasoning": {"enabled": False}},
+    {"thinking": {"type": "disabled"}},
+    {"enable_thinking": False},
+    {"enable_thinking": False, "thinking": {"type": "disabled"}, "reasoning_effort": "none"},
+    {"chat_template_kwargs": {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}},
+]
+THINKING_ON: list[dict[str, Any]] = [
+    {"reasoning_effort": "medium"},
+    {"reasoning": {"effort": "medium", "enabled": True}},
+    {"reasoning": {"enabled": True}},
+    {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"enable_thinking": True},
+]
+CONTRADICTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("thinking", {"thinking": {"type": "disabled"}, "reasoning_effort": "high"}),
+    ("enable_thinking", {"enable_thinking": True, "reasoning": {"effort": "none"}}),
+    ("thinking", {"enable_thinking": True, "thinking": {"type": "disabled"}}),
+    ("reasoning.effort", {"reasoning": {"effort": "low"}, "reasoning_effort": "high"}),
+    ("reasoning.max_tokens", {"reasoning": {"max_tokens": 1000}}),
+]
+
+
+def test_each_name_of_the_switch_for_reasoning_is_read_in_chats(with_tools: SharedGateway) -> None:
+    path, _, asked = APIS["chats"]
+
+    async def scenario(at: Served) -> None:
+        async def prompt_of(body: dict[str, Any]) -> Any:
+            return (await seen_of(at, path, {"model": "demo"} | asked | body))[1]
+
+        plain = await prompt_of({})
+        for bodies in (THINKING_OFF, THINKING_ON):
+            expected = await prompt_of(bodies[0])
+            assert expected != plain
+            for body in bodies:
+                assert await prompt_of(body) == expected, body
+        assert await prompt_of(THINKING_OFF[0]) != await prompt_of(THINKING_ON[0])
+        for name, body in CONTRADICTIONS:
+            response = await at.post(path, {"model": "demo"} | asked | body)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["message"].startswith(f"{name}: ")
+
+    with_tools.play(scenario)
+
+
+def test_a_chat_without_its_reasoning_is_asked_for_in_openrouters_way() -> None:
+    async def scenario() -> None:
+        router = ScriptedRouter(answer=answer_of("Hm.</think>far"))
+        async with served(router, model=model_with(DEEPSEEK)) as at:
+            for exclude, thoughts in ((True, None), (False, "Hm.")):
+                body = {"messages": QUESTION, "reasoning": {"exclude": exclude}}
+                message = (await at.post("/v1/chat/completions", body)).json()["choices"][0]["message"]
+                assert (message["content"], message.get("reasoning_content")) == ("far", thoughts)
+
+    play(scenario)
+
+
+def test_tokens_of_log_probabilities_may_be_named_by_their_ids(gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        named = {"model": "demo", "return_tokens_as_token_ids": True}
+        expected = [f"token_id:{token}" for token in answer_of("one two three")]
+        asked = {"messages": QUESTION, "logprobs": True, "top_logprobs": 1} | named
+        chat = (await at.post("/v1/chat/completions", asked)).json()["choices"][0]["logprobs"]["content"]
+        assert [each["token"] for each in chat] == expected
+        assert [each["top_logprobs"][0]["token"] for each in chat] == expected
+        asked = {"prompt": "x", "logprobs": 1} | named
+        found = (await at.post("/v1/completions", asked)).json()["choices"][0]["logprobs"]
+        assert found["tokens"] == expected
+        assert [next(iter(each)) for each in found["top_logprobs"]] == expected
+
+    gateway.play(scenario)
+
+
+def test_a_tool_list_may_be_empty(with_tools: SharedGateway) -> None:
+    path, _, asked = APIS["chats"]
+
+    async def scenario(at: Served) -> None:
+        plain = await seen_of(at, path, {"model": "demo"} | asked)
+        for choice in ({}, {"tool_choice": "none"}, {"tool_choice": "auto"}):
+            assert await seen_of(at, path, {"model": "demo", "tools": []} | choice | asked) == plain
+        for wrong in ("required", {"type": "function", "function": {"name": "clock"}}):
+            body = {"model": "demo", "tools": [], "tool_choice": wrong} | asked
+            response = await at.post(path, body)
+            assert response.status_code == 400 and "there are no tools" in response.text
+
+    with_tools.play(scenario)

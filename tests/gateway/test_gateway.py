@@ -309,7 +309,7 @@ NO_PROMPTS: list[Any] = [[], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, Tru
         ("completions", {"prompt": "x " * 5000}, 400, "prompt", "prompt and output together may have 2048"),
         ("chat/completions", {"messages": []}, 400, "messages", "messages: List should have at least 1 item"),
         ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "objects with a role"),
-        ("chat/completions", {"messages": [{"role": "user"}], "tools": []}, 400, "tools", "at least 1 item"),
+        ("chat/completions", {"messages": QUESTION, "tools": [5]}, 400, "tools", "tools.0: Input should"),
         ("chat/completions", {"messages": QUESTION, "top_logprobs": 1}, 400, "top_logprobs", "logprobs=true"),
         (
             "chat/completions",

@@ -181,6 +181,54 @@ def test_what_would_change_the_answer_is_refused_by_name(
     gateway.play(scenario)
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1000}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": None}], "messages[0].content: must be a string or list"),
+        ([{"role": "user"}], "messages[0].content: must be a string or list"),
+        ([*QUESTION, {"role": "system", "content": 5}], "messages[1].content: must be a string or list"),
+        ([{"role": "assistant", "content": {}}, *QUESTION], "messages[0].content: must be a string or list"),
+        (
+            [{"role": "user", "content": [IMAGE]}],
+            "messages[0].content: a part of type 'image_url' is not supported: the model takes text only",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages[0].content: must be a string, or a list of parts of type text",
+        ),
+        ([*QUESTION, {"content": "x" * 500}], "messages[1]: messages of a chat must be objects with a role"),
+    ],
+)
+def test_a_wrong_message_is_named_without_what_it_holds(
+    messages: list[Any], message: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        for path in (CHAT, "/tokenize"):
+            response = await at.post(path, {"messages": messages})
+            error = response.json()["error"]
+            assert (response.status_code, error["message"], error["param"]) == (400, message, "messages")
+
+    gateway.play(scenario)
+
+
+def test_a_template_speaks_for_itself_and_jinja_does_not() -> None:
+    async def scenario() -> None:
+        for template, reason in (
+            ("{{ raise_exception('roles must alternate') }}", ": roles must alternate"),
+            ("{{ messages[0].nothing.at_all }}", ""),
+            ("{{ ''.__class__.__mro__ }}", ""),
+            ("{{ 'x' + 5 }}", ""),
+        ):
+            async with served(model=model_with(template)) as at:
+                message = (await at.post(CHAT, {"messages": QUESTION})).json()["error"]["message"]
+                assert message == f"tokenizer: the chat template rejects these messages{reason}"
+
+    play(scenario)
+
+
 OTHER_TOOLS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "How far?"},
     "/v1/messages": {"messages": QUESTION, "max_tokens": 50},

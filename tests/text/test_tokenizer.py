@@ -133,6 +133,46 @@ def test_chat_templates_render_as_in_transformers(
     assert tokenizer.chat_ids(without, **options) == expected
 
 
+@pytest.mark.parametrize("writer", [write_llama3, write_qwen])
+@pytest.mark.parametrize("content", ["It is", "a \n<|eot_id|> end", [{"type": "text", "text": "It is"}]])
+def test_a_continued_message_renders_as_in_transformers(tmp_path: Path, writer: Any, content: Any) -> None:
+    tokenizer, oracle = Tokenizer.from_directory(writer(tmp_path)), auto(tmp_path)
+    chat = [*CHAT, {"role": "assistant", "content": content}]
+    plain = content if isinstance(content, str) else content[0]["text"]
+    expected = oracle.apply_chat_template(
+        [*CHAT, {"role": "assistant", "content": plain}], tokenize=False, continue_final_message=True
+    )
+    assert expected.endswith(plain)
+    for parses in (True, False):
+        found = tokenizer.render_chat(chat, parses_special_tokens=parses, continue_final_message=True)
+        assert found.text == expected
+    ids = tokenizer.chat_ids(chat, continue_final_message=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+    # What ends a turn is no part of it, also where the turn is empty or its text recurs there.
+    for text in ("", "im_end", "<|im_end|>"):
+        chat[-1] = {"role": "assistant", "content": text}
+        found = tokenizer.render_chat(chat, continue_final_message=True)
+        assert found.text == expected.removesuffix(plain) + text
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "reason"),
+    [
+        ("{{ messages[0].content }}", "x", "can't continue the last one"),
+        ("{{ messages[-1].content * 2 }}", "x", "can't continue the last one"),
+        ("{{ messages[-1].content | upper }}", "x", "can't continue the last one"),
+        ("{{ messages[-1].content }}", None, "no text that could be continued"),
+        ("{{ messages[-1].content }}", [], "no text that could be continued"),
+    ],
+)
+def test_a_message_that_can_not_be_continued_is_refused(
+    tmp_path: Path, template: str, last: Any, reason: str
+) -> None:
+    tokenizer = Tokenizer.from_directory(write_qwen(tmp_path, chat_template=template))
+    with pytest.raises(ValueError, match=reason):
+        tokenizer.render_chat([*CHAT, {"role": "assistant", "content": last}], continue_final_message=True)
+
+
 def test_an_absent_content_reads_as_a_missing_key(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(write_qwen(tmp_path))
     chat = [{"role": "user", "content": None, "tool_calls": None}]
@@ -147,7 +187,9 @@ def test_content_in_parts_is_their_text(tmp_path: Path) -> None:
     text = tokenizer.apply_chat_template([{"role": "user", "content": parts}])
     assert text == tokenizer.apply_chat_template([{"role": "user", "content": "one\ntwo"}])
     image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
-    with pytest.raises(ValueError, match="parts of type text"):
+    with pytest.raises(
+        ValueError, match="part of type 'image_url' is not supported: the model takes text only"
+    ):
         tokenizer.apply_chat_template([{"role": "user", "content": image}])
 
 
@@ -264,8 +306,11 @@ def test_what_a_template_raises_is_reported(tmp_path: Path) -> None:
     ):
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
     tokenizer = Tokenizer.from_directory(write_qwen(tmp_path))
-    with pytest.raises(ValueError, match="rejects these messages: can only concatenate str"):
+    with pytest.raises(ValueError, match=r"messages\[0\].content: must be a string or list"):
         tokenizer.apply_chat_template([{"role": "user", "content": {"type": "image"}}])
+    tokenizer = Tokenizer.from_directory(write_qwen(tmp_path, chat_template="{{ 'x' + 5 }}"))
+    with pytest.raises(ValueError, match="rejects these messages: can only concatenate str"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
 
 
 @pytest.mark.parametrize(

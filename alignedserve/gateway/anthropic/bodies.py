@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.generation.chat import AnyChatBody, Conversation
+from alignedserve.gateway.generation.chat import AnyChatBody, Conversation, ThinkingConfig, can_be_continued
 from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
 from alignedserve.gateway.http.fields import BodyFields
@@ -46,13 +46,6 @@ class Choice(BodyFields):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(BodyFields):
-    type: Literal["enabled", "disabled", "adaptive"]
-    # Accepted without effect.
-    budget_tokens: int | None = None
-    display: str | None = None
-
-
 class OutputFormat(BodyFields):
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
@@ -77,7 +70,10 @@ class CountTokensBody(AnyChatBody):
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,
         "container": ": this server runs no code",
+        "enable_thinking": "; use thinking",
         "mcp_servers": ": this server calls no other servers",
+        "reasoning": "; use thinking",
+        "reasoning_effort": "; use thinking and output_config.effort",
     }
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
@@ -152,7 +148,12 @@ class CountTokensBody(AnyChatBody):
         one_at_most = bool(choice.disable_parallel_tool_use)
         effort = self.output_config.effort if self.output_config else None
         return Conversation(
-            messages, tools, _choice(choice), one_at_most, (effort or "medium") if self.thinks else "none"
+            messages,
+            tools,
+            _choice(choice),
+            one_at_most,
+            (effort or "medium") if self.thinks else "none",
+            is_continued=can_be_continued(messages),
         )
 
     @property
@@ -269,6 +270,8 @@ def _text(content: Any, name: str) -> str:
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
+            case {"type": "document", "citations": {"enabled": True}}:
+                raise InvalidRequest(f"{name}: a document with citations is not supported: answers have none")
             case {"type": "document", "source": {"type": "text", "data": str(text)}}:
                 texts.append(text)
             case _:

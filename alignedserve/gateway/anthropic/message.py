@@ -64,7 +64,7 @@ class MessageBuilder(ResponseBuilder):
         if self._collected.reasoning:
             blocks.append({"type": "thinking", "thinking": self._collected.reasoning, "signature": ""})
         if self._collected.content or not self._collected.calls:
-            blocks.append({"type": "text", "text": self._collected.content, "citations": None})
+            blocks.append({"type": "text", "text": self._collected.content})
         for name, arguments in self._collected.calls:
             given = arguments_of(arguments)
             blocks.append({"type": "tool_use", "id": _new_call_id(), "name": name, "input": given})

@@ -22,6 +22,7 @@ MAX_SESSION_CHARS = 256
 # Only the first error is reported, and collecting the errors of many wrong items would take time.
 FIRST_ERROR: Any = Field(fail_fast=True)
 _STRUCTURED = "; use structured_outputs"
+_ENDS_ITSELF = ": a model ends its reasoning itself"
 
 
 class StructuredOutputs(BodyFields):
@@ -35,21 +36,62 @@ class StructuredOutputs(BodyFields):
 
 
 class GenerationBody(BodyFields):
+    # Fields of other servers: vLLM, SGLang, llama.cpp, and user interfaces for them.
     refused: ClassVar[Mapping[str, str]] = {
         "allowed_token_ids": "",
         "bad_words": "",
+        "custom_logit_processor": "",
+        "dry_multiplier": "",
+        "dynatemp_range": "",
         "guided_choice": _STRUCTURED,
         "guided_grammar": _STRUCTURED,
         "guided_json": _STRUCTURED,
         "guided_regex": _STRUCTURED,
         "ebnf": _STRUCTURED,
+        "epsilon_cutoff": "",
+        "eta_cutoff": "",
         "grammar": _STRUCTURED,
+        "guidance_scale": "",
+        "input_embeds": "",
+        "input_ids": "; /v1/completions takes token ids as its prompt",
         "json_schema": _STRUCTURED,
+        "length_penalty": "",
         "logits_processors": "",
+        "logprob_token_ids": "",
+        "lora_path": "; use the adapter's name as model",
+        "max_thinking_tokens": _ENDS_ITSELF,
+        "mirostat": "",
+        "mirostat_mode": "",
         "moderation": ": it moderates nothing",
+        "no_repeat_ngram_size": "",
+        "no_stop_trim": "; use include_stop_str_in_output",
+        "num_beams": "",
+        "prompt_embeds": "",
         "regex": _STRUCTURED,
+        "repeat_penalty": "; use repetition_penalty",
+        "repetition_detection": "",
+        "return_hidden_states": "",
+        "smoothing_factor": "",
+        "stop_regex": "; use stop",
+        "tfs": "",
+        "tfs_z": "",
+        "thinking_budget": _ENDS_ITSELF,
+        "thinking_token_budget": _ENDS_ITSELF,
+        "token_ids_logprob": "",
+        "top_a": "",
+        "top_n_sigma": "",
         "truncate_prompt_tokens": "",
+        "typical": "",
+        "typical_p": "",
         "use_beam_search": "",
+        "vllm_xargs": "",
+        "xtc_probability": "",
+    }
+    neutral: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("guidance_scale", "length_penalty", "num_beams", "repeat_penalty"), 1),
+        **dict.fromkeys(("tfs", "tfs_z", "typical", "typical_p"), 1),
+        "top_n_sigma": -1,
+        "vllm_xargs": {},
     }
 
     model: str | None = None

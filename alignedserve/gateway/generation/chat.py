@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from alignedserve.gateway.generation.endpoint import (
     checked_prompts,
     fields_of,
 )
+from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, Tool, ToolChoice, structure_of
@@ -42,6 +43,26 @@ class Conversation:
     one_call_at_most: bool = False
     # Reasoning effort, if the template supports it. "none": no reasoning.
     effort: str | None = None
+    # Whether the answer continues the last message, which is the assistant's.
+    is_continued: bool = False
+
+    @property
+    def begun(self) -> str:
+        """The text of the last message if that is the assistant's. It is valid once the prompt is rendered."""
+        last = self.messages[-1]
+        content = last.get("content") if last.get("role") == "assistant" else None
+        if isinstance(content, list):
+            return "\n".join(part["text"] for part in content)
+        return content or ""
+
+
+class ThinkingConfig(BodyFields):
+    """Anthropic's switch for reasoning, which DeepSeek's and Z.ai's APIs have too."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    # Accepted without effect.
+    budget_tokens: int | None = None
+    display: str | None = None
 
 
 class AnyChatBody(GenerationBody):
@@ -54,6 +75,11 @@ class AnyChatBody(GenerationBody):
     # vLLM's field: false if the answer continues the last message.
     add_generation_prompt: bool | None = None
 
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the answer includes the reasoning."""
+        return self.include_reasoning is not False
+
     def template_variables(self, effort: str | None) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.add_generation_prompt is not None:
@@ -62,7 +88,10 @@ class AnyChatBody(GenerationBody):
 
 
 # The renderer sets these itself; variables of the same names would replace them.
-_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
+_NOT_VARIABLES = (
+    *("chat_template", "continue_final_message", "documents", "messages", "parses_special_tokens", "self"),
+    *("tokenize", "tools"),
+)
 
 
 def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
@@ -78,6 +107,25 @@ def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict
     return found | (given or {})
 
 
+def is_continued_by(
+    asked: bool | None, adds_prompt: bool | None, messages: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Returns whether the answer continues the last message. Raises InvalidRequest if it can't."""
+    if asked and adds_prompt:
+        raise InvalidRequest("continue_final_message: not together with add_generation_prompt")
+    if asked and not can_be_continued(messages):
+        raise InvalidRequest(
+            "continue_final_message: the last message must be the assistant's, with text and without calls"
+        )
+    return bool(asked)
+
+
+def can_be_continued(messages: Sequence[Mapping[str, Any]]) -> bool:
+    last = messages[-1]
+    is_text = last.get("content") is not None and not last.get("tool_calls")
+    return is_text and last.get("role") == "assistant"
+
+
 def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
     """Returns the template variables that describe the tools."""
     if not tools:
@@ -90,12 +138,19 @@ def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
     return {"tools": found}
 
 
+# Messages of these roles have content. Turns that call tools may have none, and so may results.
+_SAYING = ("system", "developer", "user")
+
+
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages with parsed arguments of calls. Templates take objects and write the JSON themselves;
     clients send text.
 
     Text that is no JSON is kept in an object: the model may have been cut off, and refusing it would end the
-    conversation."""
+    conversation. Raises InvalidRequest for a message that lacks its content."""
+    for number, message in enumerate(messages):
+        if message.get("role") in _SAYING and message.get("content") is None:
+            raise InvalidRequest(f"messages[{number}].content: must be a string or list")
     return [
         dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
         for message in messages
@@ -172,7 +227,7 @@ def chat_fields(
         "awaits": "tool" if chat.tools else found["awaits"],
         "brings_results": _brings_results(chat.messages),
         "reading": reading,
-        "shows_reasoning": body.include_reasoning is not False,
+        "shows_reasoning": body.shows_reasoning,
         "ignored": ignored,
     }
 
@@ -201,7 +256,8 @@ def _prompt_of(
 ) -> list[int]:
     effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
     variables = body.template_variables(effort) | tooling.variables
-    return model.chat_ids(readable(chat.messages), variables, is_bounded=is_bounded)
+    messages = readable(chat.messages)
+    return model.chat_ids(messages, variables, is_bounded=is_bounded, is_continued=chat.is_continued)
 
 
 def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[str]]:
@@ -218,13 +274,17 @@ def _thinking_of(
 ) -> Thinking | None:
     """Returns how reasoning is marked in the output. None: there is none, or the family's reader handles it. Puts the
     reasoning before a structured output in `params`."""
-    if tooling.reading.name == HARMONY:
+    if tooling.reading.name == HARMONY and not chat.is_continued:
         # A grammar of optional calls includes the messages before them.
         if params.structured_outputs and params.structured_outputs is not tooling.free:
             thoughts = thoughts_before("" if tooling.forced else FINAL)
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
         return None
     thinking = model.thinking_after(prompt, has_tools=bool(chat.tools))
+    if thinking and not thinking.is_open and chat.begun and chat.is_continued:
+        # The answer has begun: it reasons only if it has begun to.
+        is_open = chat.begun.rfind(thinking.open) > chat.begun.rfind(thinking.close)
+        thinking = msgspec.structs.replace(thinking, is_open=True, is_begun=True) if is_open else None
     if thinking and params.structured_outputs:
         thoughts = Thoughts(thinking.close, None if thinking.is_open else thinking.open)
         params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
@@ -293,7 +353,10 @@ def _harmony(
         forced = family.forced(chat.tools, most)
     elif chat.tools and not has_format:
         free = family.structure(chat.tools, chat.one_call_at_most, most)
-    reading = TextReading(HARMONY, name, types_for(HARMONY, chat.tools))
+    if chat.is_continued and (forced or free):
+        raise InvalidRequest("tools: this model can't continue a message where tools are required or strict")
+    begun = FINAL if chat.is_continued else ""
+    reading = TextReading(HARMONY, name, types_for(HARMONY, chat.tools), begun=begun)
     return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 

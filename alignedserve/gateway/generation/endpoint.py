@@ -214,17 +214,20 @@ Result = PreparedCall | DirectAnswer
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """The response or conversation that a call continues: the parameter that names it, and its id."""
+    """What a call continues or refers to: the parameter that names it, and the id of a response or conversation, or for
+    `input` the ids of items."""
 
-    param: Literal["previous_response_id", "conversation"]
-    id: str
+    param: Literal["previous_response_id", "conversation", "input"]
+    id: str = ""
+    item_ids: Sequence[str] = ()
 
 
 class ConversationNeeded(ApiError):
-    """A call continues an earlier response or a conversation, and its items were not passed."""
+    """A call continues an earlier response or a conversation, or refers to stored items, which were not passed."""
 
     def __init__(self, needed: Needed) -> None:
-        super().__init__(400, f"{needed.param}: not possible in a batch", param=needed.param)
+        what = "a reference to a stored item is " if needed.param == "input" else ""
+        super().__init__(400, f"{needed.param}: {what}not possible in a batch", param=needed.param)
         self.needed = needed
 
 
@@ -241,7 +244,7 @@ class Expands(Exception):
 class Beside:
     """Inputs of a call besides its body."""
 
-    # The items of the conversation before the call, as a JSON array.
+    # What the call continues and refers to, in JSON: see EarlierConversation.
     earlier: bytes | None = None
     # Bytes that the objects to which body and conversation refer may have in this lane, at most. None: no limit.
     room: int | None = None
@@ -319,9 +322,12 @@ def _parsed(data: bytes) -> Any:
         return json.loads(data)
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON: {error.msg}, at character {error.pos}") from None
-    except (ValueError, RecursionError) as error:
-        # The body is not UTF-8, has a number with thousands of digits, or is nested too deeply.
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: it is not UTF-8, at byte {error.start}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is not valid JSON: it is nested too deeply") from None
+    except ValueError:
+        raise ApiError(400, "the body is not valid JSON: a number has too many digits") from None
 
 
 def _validated(found: Any, body_type: type[AnyBody]) -> AnyBody:

@@ -73,7 +73,7 @@ class ReceivedBody:
     pieces: Sequence[bytes]
     # The owner of the call's API key (http/keys.py).
     owner: str
-    # The conversation before it, as a JSON array in pieces.
+    # What it continues and refers to, as JSON in pieces.
     earlier: Sequence[Piece] | None = None
     is_best_effort: bool = False
 
@@ -179,7 +179,7 @@ class Preparer:
         owner: str,
         earlier: Sequence[Piece] | None = None,
     ) -> Prepared:
-        """Returns a call for tokens. `body` is in pieces, as is `earlier`, the conversation before it as a JSON array.
+        """Returns a call for tokens. `body` is in pieces, as is `earlier`, what it continues and refers to as JSON.
         Owners of API keys (http/keys.py) take turns. Raises ApiError, which may be ConversationNeeded."""
         found = await self.result(endpoint, body, owner, earlier)
         assert isinstance(found, Prepared)

@@ -18,6 +18,8 @@ from alignedserve.types import InvalidRequest, shortened
 MAX_UNKNOWN = 64
 # The most characters of an unknown name in an error.
 MAX_NAME_CHARS = 100
+# With these, most fields are as if they were not there. An empty object is not among them: as a schema it is one.
+NEUTRAL: tuple[Any, ...] = (False, 0, "", [])
 
 
 class BodyFields(BaseModel):
@@ -27,6 +29,8 @@ class BodyFields(BaseModel):
 
     # Unsupported fields that would change the answer, each with what to use instead. They are refused.
     refused: ClassVar[Mapping[str, str]] = {}
+    # Values with which these change nothing, besides null and NEUTRAL.
+    neutral: ClassVar[Mapping[str, Any]] = {}
     # Whether all unknown fields are refused: no other server has this object.
     is_ours: ClassVar[bool] = False
 
@@ -51,14 +55,14 @@ def check_number(names: Collection[str]) -> None:
 def _taken(found: Any, prefix: str) -> Iterator[str]:
     if isinstance(found, BaseModel):
         extra = found.model_extra
-        refused = found.refused if isinstance(found, BodyFields) else {}
+        refused, neutral = (found.refused, found.neutral) if isinstance(found, BodyFields) else ({}, {})
         for name, value in (extra or {}).items():
             if isinstance(found, BodyFields) and found.is_ours:
                 known = ", ".join(type(found).model_fields)
                 raise InvalidRequest(f"{prefix}{shortened(name, MAX_NAME_CHARS)}: must be one of {known}")
             if name not in refused:
                 yield prefix + name
-            elif value:
+            elif value is not None and value not in NEUTRAL and value != neutral.get(name):
                 raise InvalidRequest(f"{prefix}{name}: not supported by this server{refused[name]}")
         if extra:
             extra.clear()

@@ -21,6 +21,7 @@ from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.chat_template import ChatRejected
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
@@ -157,15 +158,21 @@ class ServedModel:
         variables: Mapping[str, Any],
         add_special_tokens: bool = False,
         is_bounded: bool = True,
+        is_continued: bool = False,
     ) -> list[int]:
         """Returns the tokens of a chat. The template writes its special tokens itself; `add_special_tokens` adds the
-        tokenizer's. With `is_bounded`, a text that can't fit is refused."""
+        tokenizer's. With `is_bounded`, a text that can't fit is refused. With `is_continued`, the prompt ends with the
+        last message's text."""
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
             messages = _fitting(messages, tokenizer.chat_template(bool(variables.get("tools"))))
             # `variables` with the name of a parameter of `render_chat` raises TypeError.
-            chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
+            chat = tokenizer.render_chat(
+                messages, parses_special_tokens=parses, continue_final_message=is_continued, **variables
+            )
+        except ChatRejected as error:
+            raise ApiError(400, error.for_clients, param="messages") from error
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
         if is_bounded:

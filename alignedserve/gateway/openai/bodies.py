@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapV
 from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.generation.chat import AnyChatBody, Conversation
+from alignedserve.gateway.generation.chat import AnyChatBody, Conversation, ThinkingConfig, is_continued_by
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
@@ -86,6 +86,17 @@ class StreamOptions(BodyFields):
     continuous_usage_stats: bool | None = None
 
 
+class ReasoningConfig(BodyFields):
+    """OpenRouter's field."""
+
+    refused: ClassVar[Mapping[str, str]] = {"max_tokens": ": a model ends its reasoning itself"}
+
+    effort: str | None = None
+    enabled: bool | None = None
+    # Whether the answer omits the reasoning.
+    exclude: bool | None = None
+
+
 class ChoicesBody(GenerationBody):
     """The fields that completions and chats share."""
 
@@ -96,6 +107,8 @@ class ChoicesBody(GenerationBody):
     prompt_logprobs: int | None = None
     # vLLM's field: the answer includes the token ids of itself and of the prompt.
     return_token_ids: bool | None = None
+    # vLLM's field: log-probabilities name tokens by their ids.
+    return_tokens_as_token_ids: bool | None = None
     # llama.cpp's field: a stream reports the progress of the prompt.
     return_progress: bool | None = None
     # Accepted without effect.
@@ -198,9 +211,7 @@ class ChatBody(ChoicesBody, AnyChatBody):
         **GenerationBody.refused,
         "audio": ": the output is text",
         "chat_template": ": the model's own is used",
-        "continue_final_message": "",
         "documents": "",
-        "echo": "",
         "function_call": "; use tool_choice",
         "functions": "; use tools",
         "web_search_options": ": this server does not search",
@@ -217,6 +228,13 @@ class ChatBody(ChoicesBody, AnyChatBody):
     parallel_tool_calls: bool | None = None
     # How much a model reasons, if its template supports that. OpenAI's levels; "none": no reasoning.
     reasoning_effort: str | None = None
+    # The same in the APIs of OpenRouter, of DeepSeek and Z.ai, and of Qwen.
+    reasoning: ReasoningConfig | None = None
+    thinking: ThinkingConfig | None = None
+    enable_thinking: bool | None = None
+    # vLLM's fields: the answer continues the last message; and it has the text of that message, too.
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     modalities: list[Literal["text"]] | None = None
     # Accepted without effect.
     verbosity: str | None = None
@@ -238,7 +256,32 @@ class ChatBody(ChoicesBody, AnyChatBody):
         """Returns the chat in the form of all APIs. Raises InvalidRequest."""
         tools, choice = offered(self.tools, self.tool_choice)
         one_at_most = self.parallel_tool_calls is False
-        return Conversation(self.messages, tools, choice, one_at_most, self.reasoning_effort)
+        is_continued = is_continued_by(self.continue_final_message, self.add_generation_prompt, self.messages)
+        return Conversation(self.messages, tools, choice, one_at_most, self._effort, is_continued)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return super().shows_reasoning and not (self.reasoning and self.reasoning.exclude)
+
+    @property
+    def _effort(self) -> str | None:
+        """The reasoning effort. Raises InvalidRequest if parameters contradict each other."""
+        levels = {self.reasoning_effort, self.reasoning.effort if self.reasoning else None} - {None}
+        if len(levels) > 1:
+            raise InvalidRequest("reasoning.effort: differs from reasoning_effort")
+        level = next(iter(levels), None)
+        switches = {
+            self.reasoning.enabled if self.reasoning else None,
+            self.thinking.type != "disabled" if self.thinking else None,
+            self.enable_thinking,
+            None if level is None else level != "none",
+        } - {None}
+        if len(switches) > 1:
+            name = "enable_thinking" if self.thinking is None else "thinking"
+            raise InvalidRequest(f"{name}: other parameters turn the reasoning on, or off")
+        if level is None and switches:
+            return "medium" if True in switches else "none"
+        return level
 
     def sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:

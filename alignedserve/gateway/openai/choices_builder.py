@@ -16,7 +16,7 @@ from alignedserve.gateway.generation.response_builder import ChoiceDelta, Respon
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
 from alignedserve.gateway.model.served_model import ServedModel
-from alignedserve.gateway.openai.token_logprobs import prompt_positions
+from alignedserve.gateway.openai.token_logprobs import TextOf, prompt_positions
 from alignedserve.gateway.tools.readers import CollectedText
 
 DONE = b"data: [DONE]\n\n"
@@ -34,6 +34,8 @@ class Shown(msgspec.Struct, frozen=True):
     usage_so_far: bool = False
     # Whether it has the token ids of the prompt and the output (vLLM).
     token_ids: bool = False
+    # Whether log-probabilities name tokens by their ids (vLLM).
+    tokens_as_ids: bool = False
 
 
 @dataclass
@@ -84,6 +86,11 @@ class ChoicesBuilder(ResponseBuilder):
     @property
     def num_logprobs(self) -> int | None:
         return self.shown.num_logprobs
+
+    @property
+    def text_of(self) -> TextOf:
+        """Returns the text of a token in log-probabilities."""
+        return "token_id:{}".format if self.shown.tokens_as_ids else self.model.token_text
 
     # ---- whole ----
 

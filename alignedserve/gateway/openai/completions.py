@@ -47,6 +47,8 @@ class ChatResponseBuilder(ChoicesBuilder):
     new_reader: Callable[[], Reader] = TextReader
     # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
+    # The text before the content of each choice.
+    echo: str = ""
     _readers: dict[int, Reader] = field(default_factory=dict)
     # The number of calls in each choice.
     _num_calls: dict[int, int] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class ChatResponseBuilder(ChoicesBuilder):
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
         found = zip(choice.text.calls, choice.text.call_ids, strict=True)
         calls = [self._call_body(index, name, arguments, call_id) for (name, arguments), call_id in found]
-        content, reasoning = choice.text.content, choice.text.reasoning
+        content, reasoning = self.echo + choice.text.content, choice.text.reasoning
         message: Json = {
             "role": "assistant",
             "content": None if calls and not content else content,
@@ -90,7 +92,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         return object_of(body, {"logprobs": choice.logprobs.pieces()} | choice.token_ids.members())
 
     def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
-        role = {"role": "assistant", "content": ""} | self._thoughts("")
+        role = {"role": "assistant", "content": self.echo} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
 
     def _opening_members(self) -> dict[str, Iterable[Piece]]:
@@ -163,7 +165,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         return usage.body | {"completion_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens}}
 
     def _logprobs(self, delta: ChoiceDelta) -> Json:
-        return {"content": chat_logprobs(delta.token_ids, delta.logprobs, self.model)}
+        return {"content": chat_logprobs(delta.token_ids, delta.logprobs, self.model, self.text_of)}
 
 
 # ---- answers of completions ------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
                 packed,
                 self.num_logprobs or 0,
                 self.model.token_bytes,
-                self.model.token_text,
+                self.text_of,
             )
             for some in of_prompt:
                 found.add(some)
@@ -260,7 +262,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
             self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
         offsets = self._offsets[delta.index].append(delta.token_ids, offset)
         num = self.num_logprobs or 0
-        return completion_logprobs(delta.token_ids, delta.logprobs, num, offsets, self.model.token_text)
+        return completion_logprobs(delta.token_ids, delta.logprobs, num, offsets, self.text_of)
 
 
 def _best_places(likelihood: Mapping[int, float], num_made: int, num_kept: int) -> dict[int, int]:
@@ -295,10 +297,16 @@ class PreparedCompletion(Prepared, frozen=True, kw_only=True):
 
 class PreparedChatCompletion(PreparedChat, frozen=True, kw_only=True):
     shown: Shown
+    # The text before the content of each choice.
+    echo: str
 
     def response_builder(self, answering: CallContext) -> ChatResponseBuilder:
         return ChatResponseBuilder(
-            answering, self.shown, new_reader=self.reading.new_reader, shows_reasoning=self.shows_reasoning
+            answering,
+            self.shown,
+            new_reader=self.reading.new_reader,
+            shows_reasoning=self.shows_reasoning,
+            echo=self.echo,
         )
 
 
@@ -324,9 +332,11 @@ def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> 
 def chat(body: ChatBody, model: ServedModel, limits: CallLimits) -> PreparedChatCompletion:
     """Returns the call of a chat. Raises ApiError and InvalidRequest."""
     with body.naming():
-        found = chat_fields(body, body.conversation(), model, limits)
+        conversation = body.conversation()
+        found = chat_fields(body, conversation, model, limits)
         shown = _shown(body, found["params"].logprobs)
-        return PreparedChatCompletion(**found, shown=shown, reports_progress=body.reports_progress)
+        echo = conversation.begun if body.echo else ""
+        return PreparedChatCompletion(**found, shown=shown, echo=echo, reports_progress=body.reports_progress)
 
 
 def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:
@@ -336,6 +346,7 @@ def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:
         body.includes_usage,
         body.includes_usage_so_far,
         bool(body.return_token_ids),
+        bool(body.return_tokens_as_token_ids),
     )
 
 

@@ -61,21 +61,23 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def chat_logprobs(token_ids: Sequence[int], found: Sequence[TokenLogprobs], model: ServedModel) -> list[Json]:
+def chat_logprobs(
+    token_ids: Sequence[int], found: Sequence[TokenLogprobs], model: ServedModel, text_of: TextOf
+) -> list[Json]:
     """Returns the list of chats and responses: an object for each token."""
-    return [_token(token_id, each, model) for token_id, each in zip(token_ids, found, strict=True)]
+    return [_token(token_id, each, model, text_of) for token_id, each in zip(token_ids, found, strict=True)]
 
 
-def _token(token_id: int, found: TokenLogprobs, model: ServedModel) -> Json:
+def _token(token_id: int, found: TokenLogprobs, model: ServedModel, text_of: TextOf) -> Json:
     logprob, _, top = found
     likeliest = sorted(top.items(), key=lambda item: -item[1])
-    named = [_named(other, its_logprob, model) for other, its_logprob in likeliest]
-    return _named(token_id, logprob, model) | {"top_logprobs": named}
+    named = [_named(other, its_logprob, model, text_of) for other, its_logprob in likeliest]
+    return _named(token_id, logprob, model, text_of) | {"top_logprobs": named}
 
 
-def _named(token_id: int, logprob: float, model: ServedModel) -> Json:
-    text, its_bytes = model.token_text(token_id), model.token_bytes(token_id)
-    return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
+def _named(token_id: int, logprob: float, model: ServedModel, text_of: TextOf) -> Json:
+    its_bytes = model.token_bytes(token_id)
+    return {"token": text_of(token_id), "logprob": finite(logprob), "bytes": list(its_bytes)}
 
 
 class TextOffsets:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from alignedserve.gateway.generation.chat import readable, template_variables, tool_variables
+from alignedserve.gateway.generation.chat import is_continued_by, readable, template_variables, tool_variables
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.generation.responding import RequestBuilder, answer_directly
 from alignedserve.gateway.http.description import request_body
@@ -26,7 +26,6 @@ from alignedserve.gateway.tools.harmony import effort_of
 class TokenizeBody(BodyFields):
     refused: ClassVar[Mapping[str, str]] = {
         "chat_template": ": the model's own is used",
-        "continue_final_message": "",
     }
 
     model: str | None = None
@@ -35,7 +34,9 @@ class TokenizeBody(BodyFields):
     messages: Messages | None = None
     # The default is true for a prompt. A chat template writes its own special tokens.
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    # The default is true, unless the last message is continued.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Fields of a chat that change its prompt.
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
@@ -93,11 +94,16 @@ def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str
     if model.writes_harmony(has_tools=bool(tools)):
         effort = effort_of(effort)
     variables = {
-        "add_generation_prompt": body.add_generation_prompt,
+        "add_generation_prompt": body.add_generation_prompt is not False,
         **template_variables(body.chat_template_kwargs, effort),
         **tool_variables(tools, model),
     }
-    return model.chat_ids(readable(body.messages or []), variables, bool(body.add_special_tokens)), ignored
+    is_continued = is_continued_by(
+        body.continue_final_message, body.add_generation_prompt, body.messages or []
+    )
+    return model.chat_ids(
+        readable(body.messages or []), variables, bool(body.add_special_tokens), is_continued=is_continued
+    ), ignored
 
 
 TOKENIZE = Endpoint("/tokenize", TokenizeBody, tokenized)

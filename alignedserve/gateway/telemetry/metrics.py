@@ -126,10 +126,9 @@ MAX_LOGGED = 64
 OTHER = "other"
 IGNORED_NAMES = frozenset(
     (
-        *("early_stopping", "kv_transfer_params", "length_penalty", "lora_path", "mm_processor_kwargs"),
-        *("num_beams", "prediction", "priority", "prompt_cache_retention", "request_id"),
-        *("return_tokens_as_token_ids", "rid", "spaces_between_special_tokens"),
-        *("stop_regex", "truncate_prompt_tokens", "typical_p", "vllm_xargs", "web_search_options"),
+        *("early_stopping", "kv_transfer_params", "mm_processor_kwargs", "prediction", "priority"),
+        *("prompt_cache_retention", "request_id", "rid", "spaces_between_special_tokens"),
+        *("truncate_prompt_tokens", "web_search_options"),
     )
 )
 

@@ -63,7 +63,7 @@ def allowed(tools: Sequence[Tool], names: Set[str]) -> list[Tool]:
     return [tool for tool in tools if tool.function.name in names]
 
 
-Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
@@ -91,11 +91,14 @@ def offered(
     tools: Sequence[Tool] | None, choice: ToolChoice | AllowedTools | None
 ) -> tuple[Sequence[Tool], ToolChoice]:
     """Returns the tools that the prompt describes, and the choice among them. Raises InvalidRequest."""
-    if choice not in (None, "none") and tools is None:
-        raise InvalidRequest("tool_choice: there are no tools")
+    if not tools:
+        # Agents without tools send an empty list.
+        if choice not in (None, "none") and (tools is None or choice != "auto"):
+            raise InvalidRequest("tool_choice: there are no tools")
+        return [], "auto"
     if isinstance(choice, AllowedTools):
-        return choice.of(tools or []), choice.allowed_tools.mode
-    return [] if tools is None or choice == "none" else tools, choice or "auto"
+        return choice.of(tools), choice.allowed_tools.mode
+    return [] if choice == "none" else tools, choice or "auto"
 
 
 # ---- constraints on the output ----

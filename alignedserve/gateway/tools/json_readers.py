@@ -8,7 +8,7 @@ from collections.abc import Container
 from alignedserve.gateway.tools.calls import HEAD, HEAD_BEGUN, MAX_HEAD_CHARS, STRING, Nesting, calls_in
 from alignedserve.gateway.tools.cursor import Cursor
 from alignedserve.gateway.tools.readers import Read
-from alignedserve.gateway.tools.tags import Rest, Tags
+from alignedserve.gateway.tools.tags import Rest, Tags, overlap
 
 # Blanks and brackets before a call, which may begin a list, and separators after one.
 _BEFORE = re.compile(r"[\s\[]*")
@@ -199,6 +199,10 @@ class JsonReader(JsonCalls):
         return False
 
 
+# Llama's mark before a call. It is neither content nor part of a call, and models often omit it.
+_PYTHON_TAG = "<|python_tag|>"
+
+
 class JsonInTextReader(JsonReader):
     """Also reads calls after some text, as small Llama models write them. Those have to be of known tools, since a text
     may show an example of a call."""
@@ -207,6 +211,18 @@ class JsonInTextReader(JsonReader):
         super().__init__()
         self._tools = tools
         self._is_in_text = False
+        # Text that may be the start of a mark.
+        self._held = ""
+
+    def feed(self, text: str) -> Read:
+        *parts, last = (self._held + text).split(_PYTHON_TAG)
+        end = len(last) - overlap(last, 0, _PYTHON_TAG)
+        self._held = last[end:]
+        return super().feed("".join(parts) + last[:end])
+
+    def end(self, *, is_cut: bool = False) -> Read:
+        self._text += self._held
+        return super().end(is_cut=is_cut)
 
     def _may_call(self, name: str) -> bool:
         return not self._is_in_text or name in self._tools

@@ -156,12 +156,24 @@ def _value(text: str, kind: str) -> str:
     if kinds == ["string"]:
         return _string(text)
     try:
+        if kinds and {"array", "object"}.issuperset(kinds):
+            text = _unescaped(text)
         found = json_of(text, is_kept=True)
         is_text = "string" in kinds and (isinstance(found, str) or kind_of(found) not in kinds)
         return _string(text) if is_text else text.strip()
     except (ValueError, RecursionError):
         named = None if "string" in kinds else _PYTHONS.get(text.strip().lower())
         return _string(text) if named is None else named
+
+
+def _unescaped(text: str) -> str:
+    """Returns the text without the escapes of a JSON string, if it is JSON then: some models write [{\\"id\\": 1}]."""
+    try:
+        found = json.loads(f'"{text}"', strict=False)
+        json_of(found, is_kept=True)
+    except (ValueError, RecursionError):
+        return text
+    return str(found)
 
 
 _PYTHONS = {"true": "true", "false": "false", "none": "null"}

@@ -67,9 +67,16 @@ class TextReading(msgspec.Struct, frozen=True):
     types: dict[str, dict[str, str]] = {}
     # How reasoning is marked in the output. None: there is none.
     thinking: Thinking | None = None
+    # Marks in the prompt with which the text has begun.
+    begun: str = ""
 
     def new_reader(self) -> Reader:
-        return ReasoningReader(self.thinking, self._answer_reader) if self.thinking else self._answer_reader()
+        if self.thinking:
+            return ReasoningReader(self.thinking, self._answer_reader)
+        reader = self._answer_reader()
+        if self.begun:
+            reader.feed(self.begun)
+        return reader
 
     def _answer_reader(self) -> Reader:
         return _READERS[self.name](self.tool, self.types)

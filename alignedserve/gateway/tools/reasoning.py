@@ -24,8 +24,9 @@ class Thinking(msgspec.Struct, frozen=True):
 
     open: str
     close: str
-    # Whether the prompt has opened it.
+    # Whether the prompt has opened it, and has some of its text.
     is_open: bool
+    is_begun: bool = False
 
 
 def thinking_of(template: str, prompt_end: str) -> Thinking | None:
@@ -71,7 +72,7 @@ class ReasoningReader(Reader):
         self._space: list[str] = []
         self._text = ""
         # Whether blanks are skipped: before the reasoning, and between reasoning and answer.
-        self._skips_space = True
+        self._skips_space = not thinking.is_begun
         # Finds calls within the reasoning.
         self._draft = new_answer() if self._answer.is_marked else TextReader()
         # Reasoning that is not shown, since a call may begin there or has begun; and what was parsed of it since the
@@ -139,9 +140,10 @@ class ReasoningReader(Reader):
             self._text = ""
 
     def _think(self, read: Read, *, is_end: bool = False) -> None:
+        if self._skips_space and self._begins(is_end):
+            self._skips_space = False
         if self._skips_space:
-            self._text = self._text.lstrip()
-            self._skips_space = not self._text
+            return
         close = self._thinking.close
         while (place := self._text.find(close)) >= 0:
             self._consider(self._text[:place], read)
@@ -159,6 +161,15 @@ class ReasoningReader(Reader):
         end = len(self._text) - overlap(self._text, 0, close)
         self._consider(self._text[:end], read)
         self._text = self._text[end:]
+
+    def _begins(self, is_end: bool) -> bool:
+        """Skips blanks, and further opening tags: some models write the tag though the prompt has it, or write it
+        twice. Returns whether the reasoning's own text begins."""
+        tag = self._thinking.open
+        self._text = self._text.lstrip()
+        while self._text.startswith(tag):
+            self._text = self._text[len(tag) :].lstrip()
+        return bool(self._text) and (is_end or not tag.startswith(self._text))
 
     def _is_closing(self, after: str, is_end: bool) -> bool | None:
         """Returns whether the closing tag before `after` closes the reasoning, rather than being part of a string

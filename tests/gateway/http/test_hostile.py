@@ -39,8 +39,10 @@ def test_json_that_is_none_is_no_parameter() -> None:
         async with served() as at:
             for content, message in (
                 (b"{", "the body is not valid JSON: Expecting property name"),
-                (b"[" * 100_000, "the body is not valid JSON: "),
-                (b'{"prompt": "\xff"}', "the body is not valid JSON: "),
+                (b"[" * 100_000, "the body is not valid JSON: it is nested too deeply"),
+                (b'{"a":' * 100_000, "the body is not valid JSON: it is nested too deeply"),
+                (b'{"prompt": "\xff"}', "the body is not valid JSON: it is not UTF-8, at byte 12"),
+                (b'{"n": %b}' % (b"1" * 5000), "the body is not valid JSON: a number has too many digits"),
             ):
                 response = await at.http.post("/v1/completions", content=content, headers=JSON)
                 error = response.json()["error"]

@@ -89,6 +89,37 @@ def test_another_ones_is_as_if_it_were_not_there() -> None:
     play(scenario)
 
 
+def test_another_ones_item_is_none_to_refer_to() -> None:
+    async def scenario() -> None:
+        async with keyed() as at:
+            body = {"items": [{"role": "user", "content": "Hello."}]}
+            made = await ask(at, "one", "POST", "/v1/conversations", json=body)
+            answered = await ask(at, "one", "POST", "/v1/responses", json={"input": "x"})
+            names = [
+                *await ids(at, "one", f"/v1/conversations/{made.json()['id']}/items"),
+                *await ids(at, "one", f"/v1/responses/{answered.json()['id']}/input_items"),
+                answered.json()["output"][0]["id"],
+            ]
+            assert len(names) == 3
+            for name in names:
+                input_items = {"input": [{"type": "item_reference", "id": name}]}
+                others = await ask(at, "alone", "POST", "/v1/responses", json=input_items)
+                none = name[:8] + "0" * (len(name) - 8)
+                nobodys = await ask(
+                    at,
+                    "alone",
+                    "POST",
+                    "/v1/responses",
+                    json={"input": [{"type": "item_reference", "id": none}]},
+                )
+                assert others.status_code == nobodys.status_code == 400
+                assert others.text.replace(name, none) == nobodys.text
+                groups = await ask(at, "two", "POST", "/v1/responses", json=input_items)
+                assert groups.status_code == 200, groups.text
+
+    play(scenario)
+
+
 def test_another_ones_conversation_is_as_if_it_were_not_there() -> None:
     async def scenario() -> None:
         async with keyed() as at:

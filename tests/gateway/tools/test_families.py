@@ -24,7 +24,7 @@ TOOLS = [
     tool("clock"),
 ]
 TYPES = types_of({each["function"]["name"]: each["function"]["parameters"] for each in TOOLS})
-TYPES["write"] = {"content": "string"}
+TYPES["write"] = {"content": "string", "tags": "array"}
 ROME, TWO = {"city": "Rome"}, {"city": "12", "days": 2}
 
 # name, what a template shows, what a model writes, content before and after, calls
@@ -387,6 +387,22 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("weather", {"city": "a <|call|> b"})],
     ),
+    *(
+        (
+            "glm",
+            f"<tool_call>write<arg_key>tags</arg_key><arg_value>{value}</arg_value></tool_call>",
+            "",
+            [("write", {"tags": tags})],
+        )
+        for value, tags in (
+            (r"[{\"id\": \"1\"}, \"a\\\"b\"]", [{"id": "1"}, 'a"b']),
+            (r'["a \"b\", c"]', ['a "b", c']),
+            (r"[\"a]", r"[\"a]"),
+        )
+    ),
+    # Llama's mark is nobody's text.
+    ("json-in-text", f"Let me check. <|python_tag|>{LLAMA}", "Let me check. ", [("clock", {})]),
+    ("json-in-text", f"<|python_tag|>{LLAMA}; <|python_tag|>{LLAMA}", "", [("clock", {})] * 2),
     ("json-in-text", 'So: {"name": "clock", "parameters": {}}', "So: ", [("clock", {})]),
     (
         "json-in-text",
@@ -408,6 +424,19 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("json-in-text", '[{"parameters": {}, "name": "clock"}]', "", [("clock", {})]),
     ("json", 'So: {"name": "clock", "parameters": {}}', "", []),
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<|python_tag|>5 + 5 <|pyth", "5 + 5 <|pyth"),
+        ("<|py<|python_tag|>thon_tag|> a", "<|python_tag|> a"),
+        ("a <|python_tag|>", "a "),
+    ],
+)
+def test_llamas_mark_is_no_content_where_no_call_follows(text: str, content: str) -> None:
+    for pieces in ([text], list(text), *([text[:end], text[end:]] for end in range(1, len(text)))):
+        assert read_all(TextReading("json-in-text", types=TYPES), pieces) == Read.of(content)
 
 
 def refused(constant: str) -> None:

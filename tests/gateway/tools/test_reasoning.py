@@ -40,6 +40,12 @@ def read_all(reader: Reader, pieces: list[str], is_cut: bool = False) -> Read:
 CASES = [
     (OPENED, TextReader, "\nLet me see.\n</think>\n\nIt is far.", "Let me see.", "It is far.", []),
     (OPENED, TextReader, "no end </thin", "no end </thin", "", []),
+    # The mark is no thought, however often it stands before them.
+    (OPENED, TextReader, "<think>\nLet me see.</think>far", "Let me see.", "far", []),
+    (OPENED, TextReader, " \n<think> <think>a <think> b</think>far", "a <think> b", "far", []),
+    (OPENED, TextReader, "<think></think>far", "", "far", []),
+    (OPENED, TextReader, "<thin", "<thin", "", []),
+    (FREE, TextReader, "<think><think>a</think>far", "a", "far", []),
     (OPENED, TextReader, "</think>far", "", "far", []),
     (FREE, TextReader, "\n<think>\na < b </think> far </think>", "a < b", "far </think>", []),
     (FREE, TextReader, "It is far <think>.</think>", "", "It is far <think>.</think>", []),

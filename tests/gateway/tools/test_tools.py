@@ -206,6 +206,7 @@ def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
                     assert response.json().get("tokens") == plain, response.text
             response = await at.post("/tokenize", ASKED | {"tool_choice": allowed("auto", "x")})
             assert response.status_code == 400 and "is none of the tools" in response.text
+            # The last message is the user's.
             response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
             assert (response.status_code, response.json()["error"]["param"]) == (
                 400,

@@ -184,18 +184,21 @@ class BackgroundResponses:
         builder, usage = await request_builder.collect(call, service, head.owner)
         assert isinstance(builder, ResponsesBuilder)
         state = builder.finished(usage)
-        return state | {"id": head.id, "created_at": head.created_at}, builder.output
+        return state | {"created_at": head.created_at}, builder.output
 
     async def _prepared(self, head: ResponseHead) -> Prepared:
         """Returns the call without the parts that are stored already."""
         with self._memory.share(head.owner) as share:
             share.add(head.size_of("call"))
             body = [piece async for piece in self._kept.pieces(head, "call")]
-            before = EarlierConversation()
+            preparer, before = self._request_builder.preparer, EarlierConversation()
             if needed := _needed(head):
                 before = await self._kept.before(needed, head.owner, share, head.size_of("call"))
-            call = await self._request_builder.preparer.call(self._endpoint, body, head.owner, before.items)
-        return msgspec.structs.replace(call, repeated=b"{}", input_items=b"", item_index=b"")
+            call, _ = await self._kept.prepared(preparer, self._endpoint, body, head.owner, share, before)
+        assert isinstance(call, PreparedResponse)
+        return msgspec.structs.replace(
+            call, response_id=head.id, repeated=b"{}", input_items=b"", item_index=b""
+        )
 
     async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
         """Stores the final state and the output. Raises ApiError if the conversation has no room for the output."""

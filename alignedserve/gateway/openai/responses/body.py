@@ -62,7 +62,12 @@ class ResponseBody(AnyChatBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "context_management": ": this server does not summarise conversations",
+        "continue_final_message": "",
+        "enable_thinking": "; use reasoning.effort",
         "prompt": ": this server stores no prompts",
+        "reasoning_effort": "; use reasoning.effort",
+        "return_tokens_as_token_ids": "",
+        "thinking": "; use reasoning.effort",
     }
 
     input: str | list[Any]

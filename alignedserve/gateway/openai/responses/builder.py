@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +11,17 @@ from alignedserve.gateway.generation.endpoint import CallContext
 from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.openai.responses.items import new_stem
 from alignedserve.gateway.openai.responses.output import Output, run
 from alignedserve.gateway.openai.responses.written import Event, WrittenText, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Read, Reader
 
+_ID_PREFIX = "resp_"
+
 
 def new_response_id() -> str:
-    return f"resp_{secrets.token_hex(24)}"
+    return _ID_PREFIX + new_stem()
 
 
 @dataclass
@@ -33,7 +35,7 @@ class ResponsesBuilder(ResponseBuilder):
     shows_reasoning: bool = True
     id: str = field(default_factory=new_response_id)
     is_stored: bool = True
-    output: Output = field(default_factory=Output)
+    output: Output = field(init=False)
     _number: int = 0
     _num_reasoning_tokens: int = 0
     _finish_reason: str | None = None
@@ -42,6 +44,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     def __post_init__(self) -> None:
         self._reader = self.new_reader()
+        self.output = Output(self.id.removeprefix(_ID_PREFIX))
 
     # ---- whole ----
 
@@ -126,7 +129,7 @@ class ResponsesBuilder(ResponseBuilder):
             yield from self.output.add(read, logprobs[:num_tokens], is_thought)
             logprobs, read = logprobs[num_tokens:], Read()
         if delta.finish_reason is not None:
-            yield from self.output.end("incomplete" if delta.finish_reason == "length" else "completed")
+            yield from self.output.finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def _written(self, event: Event) -> Iterator[Piece]:
         number, self._number = self._number, self._number + 1
@@ -146,4 +149,5 @@ class ResponsesBuilder(ResponseBuilder):
     def _logprobs(self, delta: ChoiceDelta) -> Sequence[Json]:
         if self.num_logprobs is None:
             return ()
-        return chat_logprobs(delta.token_ids, delta.logprobs, self.answering.model)
+        model = self.answering.model
+        return chat_logprobs(delta.token_ids, delta.logprobs, model, model.token_text)

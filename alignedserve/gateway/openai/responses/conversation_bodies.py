@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
+import msgspec
 from pydantic import Field
 
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
@@ -13,7 +14,7 @@ from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import Metadata
-from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
+from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of, new_stem
 from alignedserve.types import InvalidRequest
 
 # OpenAI's limit per call.
@@ -37,21 +38,30 @@ class ConversationAddition(BodyFields):
 class Given(DirectAnswer, frozen=True):
     """The parts of a body that are stored."""
 
+    # The stem of the items' ids.
+    stem: str = ""
     # JSON with commas between the items; and a line per item: its end in that JSON, and its id as JSON.
     items: bytes = b""
     index: bytes = b""
     metadata: bytes = b"{}"
 
+    def with_stem(self, stem: str) -> Given:
+        """Returns the parts with this stem, which is as long, in the items' ids."""
+        old, new = self.stem.encode(), stem.encode()
+        items, index = self.items.replace(old, new), self.index.replace(old, new)
+        return msgspec.structs.replace(self, stem=stem, items=items, index=index)
+
 
 def given(body: Any, model: ServedModel, limits: CallLimits) -> Given:
     """Returns the parts of a body that are stored. Raises ApiError and InvalidRequest."""
-    items, index = _kept(getattr(body, "items", None) or [], limits)
+    stem = new_stem()
+    items, index = _kept(getattr(body, "items", None) or [], stem, limits)
     metadata = kept_json("metadata", getattr(body, "metadata", None) or {})
-    return Given(memoryview(b""), [], items, index, metadata)
+    return Given(memoryview(b""), [], stem, items, index, metadata)
 
 
-def _kept(found: Sequence[Any], limits: CallLimits) -> tuple[bytes, bytes]:
-    items = Items()
+def _kept(found: Sequence[Any], stem: str, limits: CallLimits) -> tuple[bytes, bytes]:
+    items = Items(stem=stem)
     try:
         kept = items.add(found, in_full=True)
         # Raises InvalidRequest for items that no response could continue.

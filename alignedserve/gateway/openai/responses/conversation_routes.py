@@ -17,6 +17,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE, Given
 from alignedserve.gateway.openai.responses.conversations import KeptConversations
+from alignedserve.gateway.openai.responses.items import stem_in
 from alignedserve.gateway.openai.responses.sending import around, in_pieces, page_of
 from alignedserve.store import ConversationHead, NewItems
 from alignedserve.store.responses import ItemPage
@@ -59,6 +60,7 @@ def add_conversation_routes(
     async def add_items(conversation_id: str, http: Request, include: Include = None) -> Response:
         given, headers = await read(http, ADD_ITEMS)
         head = await kept.find(conversation_id, owner_of(http))
+        given = given.with_stem(stem_in(head.id) or given.stem)
         await kept.append(head, [NewItems([given.items], given.index)])
         names = [line.partition(b" ")[2] for line in given.index.splitlines()]
         first_id, last_id = (names[0], names[-1]) if names else (None, None)

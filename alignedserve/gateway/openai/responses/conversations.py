@@ -56,7 +56,7 @@ class KeptConversations:
 
     async def add(self, given: Given, owner: str) -> ConversationHead:
         """Stores a new conversation. Raises ApiError."""
-        name, now = ConversationId(f"conv_{secrets.token_hex(24)}"), int(time.time())
+        name, now = ConversationId(f"conv_{given.stem}"), int(time.time())
         head = ConversationHead(name, owner, now, state_of(name, now, given.metadata))
         try:
             await self.store.add(head, NewItems([given.items], given.index), now + KEPT_S)

@@ -27,25 +27,64 @@ _ROLES = ("user", "assistant", "system", "developer")
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-def new_id(kind: str) -> str:
-    return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
+# An item's id names what the item belongs to, so that the id alone finds it (references.py): after the prefix, the stem
+# of the response's or conversation's id; then an output item's number, or the random digits of another item.
+_STEM_BYTES = 24
+_NUM_RANDOM_BYTES = 6
+_STEM = re.compile(rf"[0-9a-f]{{{2 * _STEM_BYTES}}}")
+_ID = re.compile(rf"[a-z]+_({_STEM.pattern})([0-9a-f]{{4,{2 * _NUM_RANDOM_BYTES}}})")
+
+
+def new_stem() -> str:
+    return secrets.token_hex(_STEM_BYTES)
+
+
+def stem_in(name: str) -> str | None:
+    """Returns the stem in the id of a response or conversation. None: this server has made no such id."""
+    stem = name.partition("_")[2]
+    return stem if _STEM.fullmatch(stem) else None
+
+
+def new_id(kind: str, stem: str | None = None, number: int | None = None) -> str:
+    """Returns the id of an item that belongs to the response or conversation with this stem, or to none. `number` is
+    its place in a response's output."""
+    place = secrets.token_hex(_NUM_RANDOM_BYTES) if number is None else f"{number:04x}"
+    return f"{_PREFIXES.get(kind, 'item')}_{stem or new_stem()}{place}"
+
+
+def place_of(name: str) -> tuple[str, int | None] | None:
+    """Returns the stem in an item's id, and its number if it is an output item. None: this server has made no such
+    id."""
+    found = _ID.fullmatch(name)
+    if found is None:
+        return None
+    return found[1], None if len(found[2]) == 2 * _NUM_RANDOM_BYTES else int(found[2], 16)
 
 
 class Items:
     """The items of a conversation. References are stored as references, because their targets may be large and there
     may be thousands of them."""
 
-    def __init__(self, earlier: Sequence[Item] = ()) -> None:
-        """`earlier` are the stored items of earlier turns."""
+    def __init__(
+        self, earlier: Sequence[Item] = (), referred: Sequence[Item] | None = (), stem: str | None = None
+    ) -> None:
+        """`earlier` are the stored items of earlier turns. `referred` are stored items of other responses and
+        conversations. None: these have not been looked up. New ids have the `stem`."""
         # All items, with references replaced by their targets.
         self.all: list[Item] = []
         # Bytes that references add.
         self.num_added_bytes = 0
+        # Ids in references that have to be looked up.
+        self.missing: dict[str, None] = {}
+        self._looks_up = referred is None
+        self._stem = stem or new_stem()
         self._known: dict[str, Item] = {}
+        # Items that are known once a reference names them.
+        self._referred = {item["id"]: item for item in referred or () if item["type"] != _REFERENCE}
         self._sizes: dict[str, int] = {}
         for item in earlier:
             # The target of a reference may have been deleted since.
-            if item["type"] != _REFERENCE or item["id"] in self._known:
+            if not self._is_unknown(item) or self._is_missing(item):
                 self._add(item)
 
     def add(self, given: str | Sequence[Any], in_full: bool = False) -> list[tuple[str, bytes]]:
@@ -55,19 +94,26 @@ class Items:
             given = [{"role": "user", "content": given}]
         kept = []
         for item in given:
-            read = _in_full(_item(item)) if in_full else _item(item)
+            read = _in_full(_item(item, self._stem)) if in_full else _item(item, self._stem)
             self._add(read)
             kept.append((read["id"], kept_json("input", read)))
-            if len(self.all) > MAX_ITEMS:
+            if len(self.all) + len(self.missing) > MAX_ITEMS:
                 raise InvalidRequest(f"input: more than {MAX_ITEMS} items, with those of earlier responses")
         return kept
 
     def _add(self, item: Item) -> None:
-        """Adds an item. A reference is to an earlier item. Raises InvalidRequest."""
+        """Adds an item. A reference is to an earlier item, or to one of another response or conversation. Raises
+        InvalidRequest."""
         name = item["id"]
+        if self._is_missing(item):
+            self.missing[name] = None
+            return
         if item["type"] != _REFERENCE:
             self._known[name] = item
             self._sizes.pop(name, None)
+        elif (found := self._referred.pop(name, None)) is not None:
+            # Its size was counted when it was read.
+            self._known[name] = found
         elif name not in self._known:
             raise InvalidRequest(f"input: there is no item {name!r} to refer to")
         else:
@@ -75,6 +121,14 @@ class Items:
                 self._sizes[name] = len(kept_json("input", self._known[name]))
             self.num_added_bytes += self._sizes[name]
         self.all.append(self._known[name])
+
+    def _is_unknown(self, item: Item) -> bool:
+        name = item["id"]
+        return item["type"] == _REFERENCE and name not in self._known and name not in self._referred
+
+    def _is_missing(self, item: Item) -> bool:
+        """Returns whether it is a reference that has to be looked up."""
+        return self._looks_up and self._is_unknown(item) and place_of(item["id"]) is not None
 
 
 def kept_json(name: str, value: Any) -> bytes:
@@ -127,7 +181,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _item(item: Any) -> Item:
+def _item(item: Any, stem: str) -> Item:
     """Returns the item with its type and an id. Raises InvalidRequest."""
     if isinstance(item, dict):
         _check_id(item.get("id"))
@@ -149,7 +203,7 @@ def _item(item: Any) -> Item:
             raise InvalidRequest("input: must be a text, or a list of items")
     kind = item.get("type", "message")
     return {
-        "id": new_id(kind),
+        "id": new_id(kind, stem),
         **{key: value for key, value in item.items() if value is not None},
         "type": kind,
     }

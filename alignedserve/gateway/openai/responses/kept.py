@@ -9,9 +9,10 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from alignedserve.gateway.generation.endpoint import Needed
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
+from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.response_builder import ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
@@ -25,6 +26,7 @@ from alignedserve.gateway.openai.responses.conversations import (
 )
 from alignedserve.gateway.openai.responses.output import Output, spans_without_logprobs
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
+from alignedserve.gateway.openai.responses.references import MAX_TURNS, stored_items
 from alignedserve.store import (
     ConversationFull,
     ConversationId,
@@ -45,8 +47,6 @@ log = logging.getLogger(__name__)
 
 # Seconds that a response is stored: as long as at OpenAI.
 KEPT_S = 30 * 86400
-# Responses that a conversation may have. Each of them is read for its next turn.
-MAX_TURNS = 512
 # Ids that responses can have here.
 _ID = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_RESPONSE_ID_CHARS}}}")
 
@@ -64,6 +64,16 @@ class EarlierConversation:
     num_bytes: int = 0
     # The number of responses in it.
     num_turns: int = 0
+    # The stored items that references name, in the same form. None: they were not looked up.
+    referred: list[Piece] | None = None
+    num_referred_bytes: int = 0
+
+    @property
+    def pieces(self) -> list[Piece] | None:
+        """A JSON object of both, in pieces. None: there is neither."""
+        given = {b'"items":': self.items, b'"referred":': self.referred}
+        members = [piece for name, some in given.items() if some is not None for piece in (b",", name, *some)]
+        return [b"{", *members[1:], b"}"] if members else None
 
 
 class KeptResponses:
@@ -114,11 +124,35 @@ class KeptResponses:
         builder.is_stored = False
         log.warning("a response is not stored: %s", reason)
 
-    async def before(
-        self, needed: Needed, owner: str, share: Share, num_body_bytes: int
-    ) -> EarlierConversation:
-        """Returns what precedes a call with a body of `num_body_bytes`. Its size is added to `share` before it is read.
+    async def prepared(
+        self,
+        preparer: Preparer,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        share: Share,
+        before: EarlierConversation,
+    ) -> tuple[Result, EarlierConversation]:
+        """Returns the result of the endpoint for a body, and what precedes it: `before`, or what it needs besides.
         Raises ApiError."""
+        while True:
+            try:
+                return await preparer.result(endpoint, body, owner, before.pieces), before
+            except ConversationNeeded as found:
+                before = await self.before(found.needed, owner, share, sum(map(len, body)), before)
+
+    async def before(
+        self,
+        needed: Needed,
+        owner: str,
+        share: Share,
+        num_body_bytes: int,
+        known: EarlierConversation = EarlierConversation(),
+    ) -> EarlierConversation:
+        """Returns what precedes a call with a body of `num_body_bytes`, with what is `known` of that. Its size is added
+        to `share` before it is read. Raises ApiError."""
+        if needed.param == "input":
+            return await self._with_referred(known, needed.item_ids, owner, share, num_body_bytes)
         if needed.param == "previous_response_id":
             return await self.conversation(needed.id, owner, share, num_body_bytes)
         return EarlierConversation(*await self.conversations.items(needed.id, owner, share, num_body_bytes))
@@ -224,6 +258,23 @@ class KeptResponses:
             heads.append(head)
             at = head.previous_id
         return heads
+
+    async def _with_referred(
+        self, known: EarlierConversation, names: Sequence[str], owner: str, share: Share, num_body_bytes: int
+    ) -> EarlierConversation:
+        """Adds the stored items with these ids. Raises ApiError."""
+        num_bytes = 0
+
+        def admit(num_more: int) -> None:
+            nonlocal num_bytes
+            num_bytes += num_more
+            if num_bytes + known.num_bytes + num_body_bytes > self._max_body_bytes:
+                raise too_large(self._max_body_bytes, "with all that it refers to, ")
+            share.add(num_more)
+
+        items = await stored_items(self._store, names, owner, admit)
+        pieces = [piece for item in items for piece in (b",", *item)]
+        return replace(known, referred=[b"[", *pieces[1:], b"]"], num_referred_bytes=num_bytes)
 
     def _check_size(self, head: ResponseHead, num_body_bytes: int) -> None:
         if head.num_turns >= MAX_TURNS:

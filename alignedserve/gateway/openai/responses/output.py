@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
-from alignedserve.gateway.openai.responses.items import index_of, new_id
+from alignedserve.gateway.openai.responses.items import index_of, new_id, new_stem
 from alignedserve.gateway.openai.responses.output_items import (
     Call,
     Message,
@@ -27,7 +27,9 @@ PLACE: Final = "q"
 
 
 class Output:
-    def __init__(self) -> None:
+    def __init__(self, stem: str | None = None) -> None:
+        """`stem` is that of the response's id."""
+        self._stem = stem or new_stem()
         # The items that have ended, as JSON with commas between them.
         self._done: list[Piece] = []
         self._places = array(PLACE)
@@ -90,6 +92,13 @@ class Output:
         if isinstance(self._open, Call):
             self._waiting.clear()
 
+    def finish(self, status: str) -> Iterator[Event]:
+        """Does `end`. Output without any item gets an empty message, as in OpenAI's API. Must be iterated to its
+        end."""
+        if not self._ids and self._open is None:
+            yield from self._begin(Message(0, self._new_id("message")))
+        yield from self.end(status)
+
     def end(self, status: str) -> Iterator[Event]:
         """Ends the open item, and yields its events. Must be iterated to its end."""
         if self._open:
@@ -130,7 +139,7 @@ class Output:
             # The waiting log-probabilities belong to the call.
             self._waiting.clear()
             yield from self.end("completed")
-            item_id, call_id = new_id("function_call"), self._call_id(piece.id)
+            item_id, call_id = self._new_id("function_call"), self._call_id(piece.id)
             yield from self._begin(Call(len(self._ids), item_id, name=piece.name, call_id=call_id))
         if piece.arguments and self._open:
             yield self._open.add(_json_text(piece.arguments))
@@ -145,9 +154,12 @@ class Output:
     def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.end("completed")
-            yield from self._begin(kind(len(self._ids), new_id(name)))
+            yield from self._begin(kind(len(self._ids), self._new_id(name)))
         assert self._open
         yield self._open.add(_json_text(text), logprobs)
+
+    def _new_id(self, kind: str) -> str:
+        return new_id(kind, self._stem, len(self._ids))
 
     def _begin(self, item: OutputItem) -> Iterator[Event]:
         self._open = item

@@ -19,12 +19,13 @@ from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json
+from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, new_response_id
+from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, stem_in
 from alignedserve.types import InvalidRequest
 
 
 class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
+    response_id: str
     # The fields of the call that the response repeats, as JSON.
     repeated: bytes
     # The items of the call's input, as JSON with commas between them.
@@ -44,6 +45,7 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
             self.reading.new_reader,
             self.num_logprobs,
             shows_reasoning=self.shows_reasoning,
+            id=self.response_id,
             is_stored=self.is_stored,
         )
 
@@ -53,7 +55,8 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
-        items, kept = _items_of(body, beside)
+        response_id = new_response_id()
+        items, kept = _items_of(body, beside, stem_in(body.conversation_id or response_id))
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three characters may become one of twenty.
@@ -62,6 +65,7 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
         found["ignored"] += _foreign_tools(body)
         return PreparedResponse(
             **found,
+            response_id=response_id,
             repeated=repeated,
             input_items=input_items,
             item_index=index_of([(name, len(item)) for name, item in kept]),
@@ -83,14 +87,19 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, bes
         return DirectAnswer(memoryview(encode(found)), ignored + _foreign_tools(body))
 
 
-def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
+def _items_of(
+    body: ResponseBody, beside: Beside, stem: str | None = None
+) -> tuple[Items, list[tuple[str, bytes]]]:
     """Returns the items of the conversation with those of the call, and the stored form of the latter. Raises
     ConversationNeeded, InvalidRequest and Expands."""
-    if beside.earlier is None and (needed := _needed(body)):
-        raise ConversationNeeded(needed)
     # Stored items came from clients, and are parsed like theirs.
-    items = Items(json.loads(beside.earlier or b"[]"))
+    stored = json.loads(beside.earlier or b"{}")
+    if "items" not in stored and (needed := _needed(body)):
+        raise ConversationNeeded(needed)
+    items = Items(stored.get("items", ()), stored.get("referred"), stem)
     kept = items.add(body.input, in_full=body.conversation is not None)
+    if items.missing:
+        raise ConversationNeeded(Needed("input", item_ids=[*items.missing]))
     if beside.room is not None and items.num_added_bytes > beside.room:
         raise Expands(items.num_added_bytes)
     return items, kept

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from alignedserve.gateway.generation.endpoint import (
-    ConversationNeeded,
     DirectAnswer,
     Endpoint,
     Needed,
@@ -157,22 +156,17 @@ async def _result(
 ) -> tuple[Result, EarlierConversation]:
     """Returns the result of the endpoint for a body, and the conversation before it without its items, which are in the
     result. Raises ApiError."""
-    num_bytes, before, missing = sum(map(len, body)), EarlierConversation(), None
+    num_bytes, before = sum(map(len, body)), EarlierConversation()
     if (looked_up := _looked_up(body, num_bytes)) is not None:
         try:
             before = await kept.before(looked_up, owner, share, num_bytes)
         except ApiError as error:
-            # Errors of the body, which is not validated yet, take precedence.
-            missing = error
-    try:
-        found = await preparer.result(endpoint, body, owner, before.items)
-    except ConversationNeeded as needed:
-        if missing:
-            raise missing from None
-        before = await kept.before(needed.needed, owner, share, num_bytes)
-        found = await preparer.result(endpoint, body, owner, before.items)
-    share.add(-before.num_bytes)
-    return found, replace(before, items=None)
+            # Errors of the body, which is not validated yet, take precedence. If it has none, this one comes again.
+            if error.status >= 500:
+                raise
+    found, before = await kept.prepared(preparer, endpoint, body, owner, share, before)
+    share.add(-before.num_bytes - before.num_referred_bytes)
+    return found, replace(before, items=None, referred=None)
 
 
 _CHAINING = (b'previous_response_id"', b'conversation"')

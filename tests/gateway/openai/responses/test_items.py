@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.openai.responses.items import MAX_ID_CHARS, Items, messages_of
+from alignedserve.gateway.generation.endpoint import ConversationNeeded
+from alignedserve.gateway.limits.limits import CallLimits
+from alignedserve.gateway.openai.responses.items import (
+    MAX_ID_CHARS,
+    Items,
+    messages_of,
+    new_id,
+    new_stem,
+    place_of,
+)
+from alignedserve.gateway.openai.responses.routes import RESPONSES
 from alignedserve.types import InvalidRequest
+from tests.gateway.scripted import MODEL
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "mild"}
@@ -115,6 +126,30 @@ def test_each_item_has_an_id_and_can_be_referred_to() -> None:
     assert json.loads(kept[0][1]) == {"type": "item_reference", "id": name}
     assert items.num_added_bytes == len(text)
     assert Items().add([CALL | {"id": None}])[0][0].startswith("fc_")
+
+
+def test_references_to_stored_items_are_looked_up_once() -> None:
+    stem = new_stem()
+    name, other = new_id("message", stem, 3), new_id("message", stem)
+    assert (place_of(name), place_of(other), place_of("msg_1")) == ((stem, 3), (stem, None), None)
+    references = [{"type": "item_reference", "id": each} for each in (name, name, other)]
+    items = Items(references, referred=None)
+    items.add(references)
+    assert [*items.missing] == [name, other] and items.all == []
+    # Only the input's own must be there: earlier turns go on without a target that is gone.
+    target = {"type": "message", "id": name, "role": "user", "content": "x"}
+    items = Items(references, [target])
+    assert items.all == [target, target]
+    with pytest.raises(InvalidRequest, match=f"there is no item '{other}'"):
+        items.add(references)
+    # The first of several adds nothing to what was read.
+    assert Items(references[:1], [target]).num_added_bytes == 0
+    assert Items(references[:2], [target]).num_added_bytes > 0
+    asked = json.dumps({"input": references}).encode()
+    with pytest.raises(
+        ConversationNeeded, match="input: a reference to a stored item is not possible in a batch"
+    ):
+        RESPONSES.prepare(asked, MODEL, CallLimits())
 
 
 def test_references_add_what_they_refer_to_without_copies() -> None:

@@ -15,6 +15,7 @@ from openai.types.responses import Response
 
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, ReceivedBody
 from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.gateway.openai.responses.references import MAX_TURNS
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
@@ -29,6 +30,7 @@ from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
+from tests.store.redis_process import redis_running
 
 FUNCTION = {
     "type": "function",
@@ -724,3 +726,179 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         assert params == ["previous_response_id", "conversation", "stream"]
 
     play(scenario)
+
+
+# ---- references to stored items --------------------------------------------------------------------------------------
+
+
+def referring(*items: Any) -> list[Any]:
+    """An input of references, for items that are ids, and of the other items themselves."""
+    return [{"type": "item_reference", "id": each} if isinstance(each, str) else each for each in items]
+
+
+def test_the_second_turn_of_a_chat_may_be_references_alone() -> None:
+    """As Vercel's AI SDK sends it: the items of earlier answers by their ids, and no previous_response_id."""
+
+    async def scenario() -> None:
+        said = f"Hm.\n</think>\n\nOne moment.{CALL}"
+        router = ScriptedRouter(answer=answer_of(said))
+        async with redis_running() as redis, served(router, model_with(DEEPSEEK), store_url=redis.url) as at:
+            create: Any = at.client.responses.create
+            user = {"role": "user", "content": "Where?"}
+            first = await create(model="demo", input=[user], tools=[FUNCTION])
+            reasoning, text, call = first.output
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": "mild"}
+            whole = [user, *first.model_dump(exclude_none=True)["output"], output]
+            await create(model="demo", input=whole, tools=[FUNCTION])
+            expected = router.submitted[-1].request.prompt
+            for items in (
+                [user, reasoning.id, text.id, call.id, output],
+                # References and items alternate, in their order.
+                [user, reasoning.id, whole[2], call.id, output],
+                [user, whole[1], text.id, whole[3], output],
+            ):
+                second = await create(model="demo", input=referring(*items), tools=[FUNCTION])
+                assert router.submitted[-1].request.prompt == expected
+            # A chat goes on after a turn that has references.
+            await create(model="demo", input="x", previous_response_id=second.id, tools=[FUNCTION])
+            after = [
+                *whole,
+                *second.model_dump(exclude_none=True)["output"],
+                {"role": "user", "content": "x"},
+            ]
+            given = router.submitted[-1].request.prompt
+            await create(model="demo", input=after, tools=[FUNCTION])
+            assert router.submitted[-1].request.prompt == given
+            counted = await at.client.responses.input_tokens.count(
+                model="demo",
+                input=referring(user, reasoning.id, text.id, call.id, output),
+                tools=cast(Any, [FUNCTION]),
+            )
+            assert counted.input_tokens == len(expected)
+            # A reference says what was said: its order is that of the input.
+            await create(model="demo", input=referring(user, text.id, user, text.id, user))
+            prompt = TOKENIZER.decode(router.submitted[-1].request.prompt)
+            assert prompt.count("One moment.") == 2
+
+    play_alone(scenario)
+
+
+def test_inputs_and_items_of_conversations_can_be_referred_to_alone() -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        first = await create(
+            model="demo", input=[{"role": "user", "content": text} for text in ("Hello.", "You.")]
+        )
+        asked = [each.id async for each in at.client.responses.input_items.list(first.id, order="asc")]
+        made = await at.client.conversations.create(items=[{"role": "user", "content": "Ho."}])
+        added = await at.client.conversations.items.create(
+            made.id, items=[{"role": "user", "content": "Hi."}]
+        )
+        turn = await create(model="demo", input="Now?", conversation=made.id)
+        kept = [each.id async for each in at.client.conversations.items.list(made.id, order="asc")]
+        assert len(kept) == 4 and kept[1] == added.data[0].id and kept[3] == turn.output[0].id
+        names = [*asked, first.output[0].id, *kept]
+        assert max(map(len, names)) <= 64
+        await create(model="demo", input=referring(*names))
+        texts = ["Hello.", "You.", "one two three", "Ho.", "Hi.", "Now?", "one two three"]
+        messages = [
+            {"role": "assistant" if text == "one two three" else "user", "content": text} for text in texts
+        ]
+        assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids(messages)
+        # In a conversation, other items are referred to as its own are.
+        other = await at.client.conversations.create()
+        await create(model="demo", input=referring(names[0]), conversation=other.id)
+        await create(model="demo", input="x", conversation=other.id)
+        last = [messages[0], messages[2], {"role": "user", "content": "x"}]
+        assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids(last)
+        # In the background, a reference is read again when the response begins.
+        begun = await create(model="demo", input=referring(asked[0]), background=True)
+        done = await until_over(at, begun)
+        assert done.status == "completed"
+        assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids(messages[:1])
+        # Its items are referred to by the id that it was given.
+        await create(model="demo", input=referring(asked[0], done.output[0].id))
+        assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids([messages[0], messages[2]])
+
+    play(scenario)
+
+
+def test_a_reference_leads_to_ones_own_items_while_they_are_stored() -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        first = await create(model="demo", input="Hello.", include=["message.output_text.logprobs"])
+        (name,) = [item.id for item in first.output]
+        await create(model="demo", input=referring(name))
+        num_submitted = len(at.router.submitted)
+        unstored = await create(model="demo", input="Hello.", store=False)
+        wrong = [
+            name[:-1] + "f",
+            f"msg_{'0' * 52}",
+            "rs" + name.removeprefix("msg"),
+            unstored.output[0].id,
+            name + "0" * 20,
+            "msg_\ud800",
+        ]
+        for each in wrong:
+            body = json.dumps({"model": "demo", "input": referring(each)})
+            response = await at.gateway.http.post("/v1/responses", content=body, headers=JSON)
+            assert response.status_code == 400, (each, response.text)
+            assert "there is no item" in response.text or "surrogate" in response.text
+        await at.client.responses.delete(first.id)
+        with pytest.raises(openai.BadRequestError, match=r"there is no item .* to refer to"):
+            await create(model="demo", input=referring(name))
+        assert len(at.router.submitted) == num_submitted + 1
+
+    play(scenario)
+
+
+def test_what_references_lead_to_counts_as_the_body_does() -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        large = {"type": "reasoning", "summary": [], "junk": "x" * 5_000_000}
+        items = [await stored_input(at, large) for _ in range(2)]
+        user = {"role": "user", "content": "x"}
+        assert (await create(model="demo", input=referring(items[0], user))).status == "completed"
+        for given in (
+            {"input": referring(*items, user)},
+            {"input": referring(items[0], items[0], user)},
+            {"input": referring(items[0], {**large, "junk": "x" * 4_000_000}, user)},
+        ):
+            with pytest.raises(openai.APIStatusError, match="refers to") as found:
+                await create(model="demo", **given)
+            assert found.value.status_code == 413
+        stems = [f"msg_{number:048x}0000" for number in range(MAX_TURNS + 1)]
+        with pytest.raises(openai.BadRequestError, match=f"more than {MAX_TURNS} responses"):
+            await create(model="demo", input=referring(*stems))
+
+    play(scenario)
+
+
+async def stored_input(at: System, item: Any) -> str:
+    """Stores an item as the first of an input, and returns its id."""
+    response = await at.gateway.http.post(
+        "/v1/responses", json={"input": [item, {"role": "user", "content": "x"}]}
+    )
+    path = f"/v1/responses/{response.json()['id']}/input_items?order=asc&limit=1"
+    found: str = (await at.gateway.http.get(path)).json()["data"][0]["id"]
+    return found
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_without_any_text_has_an_empty_message(is_stream: bool) -> None:
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of(""))) as at:
+            create: Any = at.client.responses.create
+            found = await create(model="demo", input="How far?", stream=is_stream)
+            if is_stream:
+                events = await streamed(found)
+                assert [event.type for event in events if "item" in event.type] == [
+                    "response.output_item.added",
+                    "response.output_item.done",
+                ]
+                found = events[-1].response
+            (message,) = found.output
+            assert message.type == "message" and message.status == "completed"
+            assert [part.text for part in message.content] == [""]
+
+    play_alone(scenario)
