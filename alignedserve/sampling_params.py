@@ -44,7 +44,7 @@ class SamplingParams:
     # texts that the output never completes, with or without a space before them
     bad_words: Sequence[str] | None = None
     # their tokens (text/bad_words.py), filled in where there is a tokenizer
-    bad_word_ids: Sequence[Sequence[int]] = ()
+    bad_word_ids: Sequence[Sequence[int]] | None = None
     # keep only this number of the prompt's last tokens; -1 = as many as leave room for max_tokens; None = all
     truncate_prompt_tokens: int | None = None
     # same seed, same prompt, same tokens, whatever else runs; None = a new seed for each request
@@ -77,6 +77,9 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids=[]: must be at least one token id")
         self.bad_words = _as_list("bad_words", self.bad_words)
+        self.bad_word_ids = _as_list("bad_word_ids", self.bad_word_ids)
+        if not all(self.bad_word_ids):
+            raise InvalidRequest("bad_word_ids: each must be at least one token id")
         for word in self.bad_words:
             if not is_text(word) or not word.strip():
                 raise InvalidRequest(f"bad_words={word!r}: must be a non-empty string")
@@ -140,7 +143,7 @@ class SamplingParams:
     def last_of_bad_words(self) -> dict[tuple[int, ...], list[int]]:
         """The last tokens of bad words, by the tokens before them."""
         found: dict[tuple[int, ...], list[int]] = {}
-        for ids in self.bad_word_ids:
+        for ids in self.bad_word_ids or ():
             found.setdefault(tuple(ids[:-1]), []).append(ids[-1])
         return found
 

@@ -104,6 +104,7 @@ def test_ids_in_parameters_are_held_against_the_vocabulary(
         ("allowed_token_ids", 5),
         ("bad_words", [" "]),
         ("bad_words", [5]),
+        ("bad_word_ids", [[]]),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
         ("stop", ""),

@@ -15,7 +15,7 @@ from alignedserve.text.tokenizer_files import TokenizerFiles
 def ids_of(tokenizer: Tokenizer, *words: str) -> list[list[int]]:
     found = with_bad_word_ids(SamplingParams(bad_words=words, seed=5), tokenizer)
     assert found.seed == 5 and not found.bad_words
-    return [[*ids] for ids in found.bad_word_ids]
+    return [[*ids] for ids in found.bad_word_ids or ()]
 
 
 def test_a_word_counts_with_and_without_a_space_before_it() -> None:
