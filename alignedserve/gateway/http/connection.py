@@ -35,7 +35,7 @@ LINGER_BYTES = 1 << 30
 # If at most this much of an unneeded body is left, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
 # Paths that load balancers and Kubernetes request to see whether the system answers, and whether this process hangs.
-PROBED = frozenset({"/health", "/"})
+PROBED = frozenset({"/health", "/ping", "/"})
 _HEAD_END = b"\r\n\r\n"
 
 

@@ -53,7 +53,7 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
-        items, kept = _items_of(body, beside)
+        items, kept = items_of(body, beside)
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three characters may become one of twenty.
@@ -77,13 +77,13 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, bes
     """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
     Expands."""
     with body.naming():
-        items, _ = _items_of(body, beside)
+        items, _ = items_of(body, beside)
         num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return DirectAnswer(memoryview(encode(found)), ignored + _foreign_tools(body))
 
 
-def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
+def items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
     """Returns the items of the conversation with those of the call, and the stored form of the latter. Raises
     ConversationNeeded, InvalidRequest and Expands."""
     if beside.earlier is None and (needed := _needed(body)):
