@@ -24,7 +24,8 @@ url, messages = sys.argv[1], json.loads(sys.argv[2])
 found = RemoteTokenizer(url + "/v1/completions", timeout=100)
 ids = found.encode("How far?")
 print(json.dumps({
-    "works": check_remote_tokenizer_support(url + "/v1/completions", timeout=100), "ids": ids, "text": found.decode(ids),
+    "works": check_remote_tokenizer_support(url + "/v1/completions", timeout=100),
+    "ids": ids, "text": found.decode(ids),
     "eos": [found.eos_token, found.eos_token_id], "bos": found.bos_token,
     "chat": found.apply_chat_template(messages),
 }))
@@ -87,7 +88,8 @@ def test_a_ranking_is_invoked_and_what_is_none_of_them_is_refused(gateway: Share
     async def scenario(at: Served) -> None:
         ranking = await at.post("/invocations", {"query": "a", "documents": ["b", "c"]})
         assert len(ranking.json()["results"]) == 2
-        for body in ({}, {"x": 1}, []):
+        bodies: list[Any] = [{}, {"x": 1}, []]
+        for body in bodies:
             answer = await at.post("/invocations", body)
             assert answer.status_code == 400, answer.text
         # The error is that of the endpoint.
@@ -125,7 +127,7 @@ def test_the_tokenizer(gateway: SharedGateway) -> None:
 
 def test_lm_evaluation_harness_tokenizes_by_way_of_the_server(gateway: SharedGateway) -> None:
     async def scenario(at: Served) -> None:
-        command = [
+        command: list[Any] = [
             python_of("lm-eval"),
             "-c",
             HARNESS,
@@ -177,14 +179,12 @@ def test_no_model_has_classes(gateway: SharedGateway) -> None:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
 def test_a_chat_has_an_embedding(path: str, gateway: SharedGateway) -> None:
     async def scenario(at: Served) -> None:
-        for body, more in (
-            ({}, {"add_generation_prompt": False}),
-            ({"add_generation_prompt": True}, {"add_generation_prompt": True}),
-        ):
-            answer = await at.post(path, {"messages": QUESTION} | body)
+        for given, is_begun in (({}, False), ({"add_generation_prompt": True}, True)):
+            answer = await at.post(path, {"messages": QUESTION, **given})
             assert answer.status_code == 200, answer.text
-            assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids(QUESTION, **more)
-        for body in ({}, {"input": "a", "messages": QUESTION}):
+            assert at.router.submitted[-1].request.prompt == TOKENIZER.chat_ids(QUESTION, is_begun)
+        wrong: list[Any] = [{}, {"input": "a", "messages": QUESTION}]
+        for body in wrong:
             refused = await at.post(path, body)
             assert refused.status_code == 400 and "exactly one of input and messages" in refused.text
 

@@ -28,7 +28,11 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), CALLS)
 def test_what_limits_the_tokens_arrives(path: str, body: dict[str, Any], gateway: SharedGateway) -> None:
     async def scenario(at: Served) -> None:
-        given = {"bad_words": ["two", " zz"], "allowed_token_ids": [5, 6], "truncate_prompt_tokens": 2}
+        given: dict[str, Any] = {
+            "bad_words": ["two", " zz"],
+            "allowed_token_ids": [5, 6],
+            "truncate_prompt_tokens": 2,
+        }
         whole = await at.post(path, body)
         answer = await at.post(path, body | given)
         assert answer.status_code == 200 and "x-ignored-parameters" not in answer.headers, answer.text

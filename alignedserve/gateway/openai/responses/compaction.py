@@ -21,7 +21,7 @@ from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.items import Item, in_full, kept_json, new_id
+from alignedserve.gateway.openai.responses.items import Item, completed, kept_json, new_id
 from alignedserve.gateway.openai.responses.prepare import items_of
 from alignedserve.gateway.tools.readers import CollectedText
 from alignedserve.types import InvalidRequest
@@ -82,7 +82,7 @@ def compaction(
             update={"max_output_tokens": body.max_output_tokens or MAX_SUMMARY_TOKENS, "tool_choice": "none"}
         )
         chat = body.conversation_of(_with_question(items))
-        asked = b",".join(kept_json("input", in_full(item)) for item in items if _is_asked(item))
+        asked = b",".join(kept_json("input", completed(item)) for item in items if _is_asked(item))
         return PreparedCompaction(**chat_fields(body, chat, model, limits), asked=asked)
 
 
@@ -95,7 +95,7 @@ def compaction_item(summary: str) -> Item:
 
 
 def _is_asked(item: Item) -> bool:
-    return item["type"] == "message" and item["role"] == "user"
+    return (item["type"], item.get("role")) == ("message", "user")
 
 
 def _with_question(items: Sequence[Item]) -> list[Item]:

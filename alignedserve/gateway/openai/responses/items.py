@@ -62,7 +62,7 @@ class Items:
             given = [{"role": "user", "content": given}]
         kept = []
         for item in given:
-            read = in_full(_item(item)) if in_full else _item(item)
+            read = completed(_item(item)) if in_full else _item(item)
             self._add(read)
             kept.append((read["id"], kept_json("input", read)))
             if len(self.all) > MAX_ITEMS:
@@ -167,7 +167,7 @@ def _item(item: Any) -> Item:
     }
 
 
-def in_full(item: Item) -> Item:
+def completed(item: Item) -> Item:
     """Returns the item with all fields that OpenAI's types require. Raises InvalidRequest."""
     if not _ID_IN_PATH.fullmatch(item["id"]):
         raise InvalidRequest(

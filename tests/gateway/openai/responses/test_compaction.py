@@ -32,7 +32,7 @@ def test_the_users_messages_and_a_summary_continue_the_conversation(gateway: Sha
         done = await at.client.responses.compact(model="demo", input=TURNS, instructions="Be brief.")
         assert done.object == "response.compaction" and done.usage.output_tokens > 0
         *asked, last = done.output
-        assert [item.content[0].text for item in asked] == ["How far is the sun?", "By light?"]  # type: ignore[union-attr]
+        assert [item.content[0].text for item in asked] == ["How far is the sun?", "By light?"]  # type: ignore[union-attr, index]
         assert last.type == "compaction"
         assert base64.b64decode(last.encrypted_content).decode() == "one two three"
         # The model sees all of it, and the request.
