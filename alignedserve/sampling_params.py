@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -38,6 +39,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     # token id -> added to its logit
     logit_bias: dict[int, float] | None = None
+    # the only tokens that the output may have; None = all
+    allowed_token_ids: Sequence[int] | None = None
+    # texts that the output never completes, with or without a space before them
+    bad_words: Sequence[str] | None = None
+    # their tokens (text/bad_words.py), filled in where there is a tokenizer
+    bad_word_ids: Sequence[Sequence[int]] | None = None
+    # keep only this number of the prompt's last tokens; -1 = as many as leave room for max_tokens; None = all
+    truncate_prompt_tokens: int | None = None
     # same seed, same prompt, same tokens, whatever else runs; None = a new seed for each request
     seed: int | None = None
     # None = up to the model's length
@@ -63,6 +72,19 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_stop_strings(self.stop_strings)
         self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _as_list("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids=[]: must be at least one token id")
+        self.bad_words = _as_list("bad_words", self.bad_words)
+        self.bad_word_ids = _as_list("bad_word_ids", self.bad_word_ids)
+        if not all(self.bad_word_ids):
+            raise InvalidRequest("bad_word_ids: each must be at least one token id")
+        for word in self.bad_words:
+            if not is_text(word) or not word.strip():
+                raise InvalidRequest(f"bad_words={word!r}: must be a non-empty string")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens=0: must be -1 or at least 1")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r}: must be True or False")
@@ -85,8 +107,9 @@ class SamplingParams:
         for token, bias in (self.logit_bias or {}).items():
             _check_number("logit_bias key", token, int, 0, math.inf, "a token id, at least 0")
             _check_number(f"logit_bias[{token}]", bias, float, -100, 100, "a number from -100 to 100")
-        for token in self.stop_token_ids:
-            _check_number("stop_token_ids", token, int, 0, math.inf, "token ids, at least 0")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                _check_number(name, token, int, 0, math.inf, "token ids, at least 0")
 
     @property
     def stop_strings(self) -> list[str]:
@@ -112,7 +135,24 @@ class SamplingParams:
             or bool(self.logit_bias)
             or self.min_tokens > 0
             or self.structured_outputs is not None
+            or self.allowed_token_ids is not None
+            or bool(self.bad_word_ids)
         )
+
+    @cached_property
+    def last_of_bad_words(self) -> dict[tuple[int, ...], list[int]]:
+        """The last tokens of bad words, by the tokens before them."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for ids in self.bad_word_ids or ():
+            found.setdefault(tuple(ids[:-1]), []).append(ids[-1])
+        return found
+
+    def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
+        """Returns the tokens of the prompt that `truncate_prompt_tokens` keeps."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        return prompt[-(max(1, max_model_len - (self.max_tokens or 1)) if most < 0 else most) :]
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -133,11 +173,12 @@ _LIMITS: dict[str, tuple[type, float, float, str]] = {
     "seed": (int, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer"),
     "max_tokens": (int, 1, MAX_COUNT, "an integer, at least 1 (and below 2**31)"),
     "min_tokens": (int, 0, MAX_COUNT, "an integer, at least 0 (and below 2**31)"),
+    "truncate_prompt_tokens": (int, -1, MAX_COUNT, "an integer: -1, or at least 1"),
     "logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
     "prompt_logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
 }
 _FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
-_MAY_BE_NONE = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+_MAY_BE_NONE = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
 
 
 def _check_number(name: str, value: Any, kind: type, low: float, high: float, allowed: str) -> None:

@@ -34,6 +34,8 @@ class StructuredOutputsParams:
     grammar: str | None = None
     # True: any JSON object
     json_object: bool | None = None
+    # free text, with tags in it that have a form: vLLM's and xgrammar's, as text or as an object
+    structural_tag: str | dict[str, Any] | None = None
 
     # What may come before the output.
     thoughts: Thoughts | None = None
@@ -46,8 +48,10 @@ class StructuredOutputsParams:
                 f"{' and '.join(given) or 'none'}"
             )
         if isinstance(self.json, dict):
-            self.json = _as_text(self.json)
-        for name in ("json", "regex", "grammar"):
+            self.json = _as_text("json", self.json)
+        if isinstance(self.structural_tag, dict):
+            self.structural_tag = _as_text("structural_tag", self.structural_tag)
+        for name in ("json", "regex", "grammar", "structural_tag"):
             text = getattr(self, name)
             if text is not None and not is_text(text):
                 raise InvalidRequest(f"structured_outputs.{name}={text!r}: must be a string")
@@ -67,17 +71,18 @@ class StructuredOutputsParams:
 
     @property
     def text(self) -> str:
-        return json.dumps(getattr(self, self.kind)) if self.kind != "json" else str(self.json)
+        value = getattr(self, self.kind)
+        return str(value) if self.kind in ("json", "structural_tag") else json.dumps(value)
 
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def _as_text(schema: dict[str, Any]) -> str:
+def _as_text(name: str, value: dict[str, Any]) -> str:
     try:
-        return json.dumps(schema)
+        return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"structured_outputs.json: must be a JSON schema: {error}") from error
+        raise InvalidRequest(f"structured_outputs.{name}: must be JSON: {error}") from error
 
 
 def _are_texts(values: object) -> bool:

@@ -47,6 +47,8 @@ def check_request(
         )
     check_ids("prompt_token_ids", prompt_token_ids, vocabulary)
     check_ids("stop_token_ids", params.stop_token_ids or (), vocabulary)
+    check_ids("allowed_token_ids", params.allowed_token_ids or (), vocabulary)
+    check_ids("bad_words", [token for ids in params.bad_word_ids or () for token in ids], vocabulary)
     check_ids("logit_bias", list(params.logit_bias or ()), vocabulary)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)

@@ -42,18 +42,45 @@ def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-# ---- grammars --------------------------------------------------------------------------------------------------------
+# ---- tokens that may not come next -----------------------------------------------------------------------------------
 
-# A grammar makes the tokens impossible that it does not allow next.
+# Which ones depends on the output so far alone: after preemption, or in another process, they are the same.
 
 
 MINUS_INFINITY = float("-inf")
 
 
 def constrain(logits: torch.Tensor, request: Request) -> None:
-    """Masks one row of logits in place, after all other edits of logits. Raises GrammarError."""
-    if request.matcher is None:
+    """Masks one row of logits in place, after all other edits of logits. Raises GrammarError if no token is left."""
+    if request.matcher is not None:
+        _follow_grammar(logits, request)
+    params = request.params
+    if params.allowed_token_ids is None and not params.bad_word_ids:
         return
+    if params.allowed_token_ids is not None:
+        ids = torch.tensor(params.allowed_token_ids, device=logits.device)
+        kept = logits[ids]
+        logits.fill_(MINUS_INFINITY)
+        logits[ids] = kept
+    if banned := _ends_of_bad_words(request):
+        logits[torch.tensor(banned, device=logits.device)] = MINUS_INFINITY
+    if not bool((logits > MINUS_INFINITY).any()):
+        name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
+        raise GrammarError(
+            f"{name}: the parameters of this request together leave no token that may come next"
+        )
+
+
+def _ends_of_bad_words(request: Request) -> list[int]:
+    """Returns the tokens that would complete a bad word."""
+    output, last_of = request.output, request.params.last_of_bad_words
+    lengths = {len(before) for before in last_of if len(before) <= len(output)}
+    ends = (last_of.get(tuple(output[len(output) - length :]), ()) for length in lengths)
+    return [token for tokens in ends for token in tokens]
+
+
+def _follow_grammar(logits: torch.Tensor, request: Request) -> None:
+    assert request.matcher
     allowed = torch.from_numpy(request.matcher.allowed(request.output)).to(logits.device)
     logits.masked_fill_(~allowed, MINUS_INFINITY)
     if request.params.min_tokens and not bool((logits > MINUS_INFINITY).any()):
@@ -96,7 +123,7 @@ class Sampled:
     tokens: np.ndarray
     # Log-probabilities requested with params.logprobs, by row.
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    # Why a row's grammar can't continue, by row. The row's token is then meaningless.
+    # Why a row can't have a next token, by row. The row's token is then meaningless.
     failed: dict[int, GrammarError] = field(default_factory=dict)
 
     @property

@@ -25,6 +25,7 @@ from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
 from alignedserve.gateway.telemetry.metrics import IGNORED_HEADER
+from alignedserve.gateway.tool_routes import tool_routes
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
 from alignedserve.version import __version__
@@ -64,6 +65,8 @@ def create_app(
         status, body = await health(islands.cluster, access.drain_state, store, home, islands.missing)
         return JSONResponse(body, status)
 
+    # SageMaker's name of it.
+    app.get("/ping")(health_route)
     public = {health_route, *add_page(app)}
     app.add_middleware(AuthLimitsMiddleware, router=app.router, public=public, access=access)
     if allowed_origins:
@@ -83,6 +86,7 @@ def create_app(
     app.include_router(message_routes(request_builder))
     app.include_router(model_routes(request_builder.model))
     app.include_router(adapter_routes(request_builder, changes or AdapterChanges(request_builder.model)))
+    app.include_router(tool_routes(request_builder, access.drain_state))
 
     @app.get("/v1/cluster")
     async def cluster(http: Request) -> Json:

@@ -13,17 +13,19 @@ from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE
-from alignedserve.gateway.openai.responses.routes import INPUT_TOKENS, RESPONSES
+from alignedserve.gateway.openai.responses.routes import COMPACT, INPUT_TOKENS, RESPONSES
 from alignedserve.gateway.openai.tokens import DETOKENIZE, TOKENIZE
+from alignedserve.gateway.tool_routes import INVOCATIONS
 
 ENDPOINTS: Final[dict[str, Endpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
-        *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
+        *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, COMPACT, TOKENIZE, DETOKENIZE),
         *(CREATE, UPDATE, ADD_ITEMS, BATCHES),
         *(LOAD, UNLOAD),
         *(MESSAGES, COUNT_TOKENS, MESSAGE_BATCHES),
         *EMBEDDING_ENDPOINTS,
+        INVOCATIONS,
     )
 }
 IN_BATCHES: Final = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.in_batches)

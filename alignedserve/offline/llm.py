@@ -34,6 +34,7 @@ from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_policy, make_policy
+from alignedserve.text.bad_words import with_bad_word_ids
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId
@@ -260,6 +261,9 @@ class LLM:
     def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _PromptJob:
         try:
             text, token_ids = self._tokenize(prompt)
+            token_ids = params.truncated(token_ids, self.engine.max_model_len)
+            if params.bad_words:
+                params = with_bad_word_ids(params, self.get_tokenizer())
             check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
             if params.stop_strings:
                 self.get_tokenizer()

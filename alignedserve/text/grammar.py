@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
+from alignedserve.text.lark import (
+    JSON_OPTIONS,
+    USUAL_TOKEN,
+    as_lark,
+    grammar_part,
+    json_part,
+    regex_part,
+    terminals,
+)
+from alignedserve.text.structural_tags import lark_of
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
@@ -30,14 +39,10 @@ if TYPE_CHECKING:
 
 # Compiled grammars that are kept. A typical one takes a few hundred KB.
 MAX_KEPT = 128
-# Special tokens in the text around an output; all else is plain text.
-_TOKEN = re.compile(r"(<\|\w+\|>)")
-# Whitespace is allowed only as json.dumps writes it. Otherwise a small model could generate it forever.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarError(RuntimeError):
-    """The grammar is too complex, or the output so far does not match it."""
+    """The grammar is too complex, the output so far does not match it, or no token may come next."""
 
 
 class Grammars:
@@ -51,6 +56,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
+        # By the token's text. Set with the tokenizer.
+        self._special_ids: dict[str, int] = {}
         # By owner and grammar: otherwise the time to the first token would tell what other owners use.
         self._kept: OrderedDict[tuple[str, object], LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -100,7 +107,8 @@ class Grammars:
         from llguidance import LLMatcher
 
         try:
-            found = LLMatcher(self._vocabulary(), _source(wanted), log_level=0)
+            vocabulary = self._vocabulary()
+            found = LLMatcher(vocabulary, _source(wanted, self._special_ids), log_level=0)
         except ValueError as error:
             raise _invalid(wanted, str(error)) from error
         if not found.is_error():
@@ -127,6 +135,9 @@ class Grammars:
         tokenizer = self._load()
         if tokenizer is None or not self._eos_token_ids:
             raise ValueError("needs a tokenizer and an end of sequence, and one of them is missing")
+        for token_id in tokenizer.special_ids:
+            if text := tokenizer.backend.id_to_token(token_id):
+                self._special_ids[text] = token_id
         return LLTokenizer(
             tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
         )
@@ -183,12 +194,12 @@ class Matcher:
         return GrammarError(f"structured_outputs: {_first_line(self._state.get_error())}")
 
 
-def _source(wanted: StructuredOutputsParams) -> str:
+def _source(wanted: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
     from llguidance import LLMatcher
 
     if wanted.thoughts:
-        return LLMatcher.grammar_from_lark(_after_thoughts(wanted, wanted.thoughts))
-    options: Any = _JSON_OPTIONS
+        return LLMatcher.grammar_from_lark(_after_thoughts(wanted, wanted.thoughts, special_ids))
+    options: Any = JSON_OPTIONS
     match wanted.kind:
         case "json":
             return LLMatcher.grammar_from_json_schema(str(wanted.json), overrides=options)
@@ -200,57 +211,42 @@ def _source(wanted: StructuredOutputsParams) -> str:
             # The choices form one terminal, which is an automaton. As rules, two thousand would be too many.
             choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-    return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
+        case "structural_tag":
+            return LLMatcher.grammar_from_lark(lark_of(str(wanted.structural_tag), special_ids))
+    return LLMatcher.grammar_from_lark(as_lark(str(wanted.grammar)))
 
 
-def _after_thoughts(wanted: StructuredOutputsParams, thoughts: Thoughts) -> str:
+def _after_thoughts(
+    wanted: StructuredOutputsParams, thoughts: Thoughts, special_ids: Mapping[str, int]
+) -> str:
     """Returns a grammar of free thoughts up to their closing tag, and of the output after them."""
-    first = f"({_terminals(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
+    first = f"({terminals(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
     # A token ends free text at any place. A text ends it at its first occurrence.
-    lazy = "" if _TOKEN.match(thoughts.close) else "[lazy]"
+    lazy = "" if USUAL_TOKEN.match(thoughts.close) else "[lazy]"
     return "\n".join(
         (
-            f"start: {first} {_terminals(thoughts.opening)} {_part(wanted)}",
-            f"thoughts{lazy}: TEXT {_terminals(thoughts.close)}",
+            f"start: {first} {terminals(thoughts.opening)} {_part(wanted, special_ids)}",
+            f"thoughts{lazy}: TEXT {terminals(thoughts.close)}",
             r"TEXT: /(.|\n)*/",
             r"GAP: /[ \t\r\n]*/",
         )
     )
 
 
-def _terminals(text: str) -> str:
-    """Returns the text for a rule, with its `<|…|>` as tokens."""
-    parts = filter(None, _TOKEN.split(text))
-    return " ".join(part if _TOKEN.fullmatch(part) else json.dumps(part) for part in parts)
-
-
-def _part(wanted: StructuredOutputsParams) -> str:
+def _part(wanted: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
     """Returns the rule's part for the output."""
     match wanted.kind:
-        case "json" | "json_object":
-            schema = json.loads(str(wanted.json)) if wanted.kind == "json" else {"type": "object"}
-            if not isinstance(schema, dict):
-                schema = {"allOf": [schema]}
-            # A grammar that contains `::=` would be taken for GBNF.
-            return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS}).replace("::=", ":\\u003a=")
+        case "json":
+            return json_part(json.loads(str(wanted.json)))
+        case "json_object":
+            return json_part({"type": "object"})
         case "regex":
-            # A regex stands between slashes, in one line.
-            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", str(wanted.regex), flags=re.DOTALL)
-            return "/" + escaped.replace("\n", "\\n") + "/"
+            return regex_part(str(wanted.regex))
         case "choice":
             return "(" + " | ".join(json.dumps(each) for each in wanted.choice or []) + ")"
-    return "%lark {\n" + _as_lark(str(wanted.grammar)) + "\n}"
-
-
-def _as_lark(grammar: str) -> str:
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
-
-    if "::=" not in grammar:
-        return grammar
-    try:
-        return gbnf_to_lark(grammar)
-    except (GbnfToLarkError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        case "structural_tag":
+            return "%lark {\n" + lark_of(str(wanted.structural_tag), special_ids) + "\n}"
+    return grammar_part(str(wanted.grammar))
 
 
 def _invalid(wanted: StructuredOutputsParams, reason: str) -> InvalidRequest:

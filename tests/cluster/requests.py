@@ -64,6 +64,7 @@ def sampled_requests(num: int, seed: int) -> list[Request]:
         {"presence_penalty": 0.7, "frequency_penalty": 0.4, "temperature": 1.5},
         {"stop_token_ids": list(range(0, VOCAB_SIZE, 40)), "min_tokens": 20},
         {"temperature": 0, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}},
+        {"allowed_token_ids": [*range(0, VOCAB_SIZE, 3)], "bad_word_ids": [[0], [3, 6], [9, 9]]},
     ]
     return [
         make_request(

@@ -60,6 +60,8 @@ def test_bad_prompts_are_named_and_leave_nothing(
     [
         {"stop_token_ids": [VOCAB_SIZE]},
         {"logit_bias": {VOCAB_SIZE: 1.0}},
+        {"allowed_token_ids": [VOCAB_SIZE]},
+        {"bad_word_ids": [[0, VOCAB_SIZE]]},
     ],
 )
 def test_ids_in_parameters_are_held_against_the_vocabulary(
@@ -97,6 +99,14 @@ def test_ids_in_parameters_are_held_against_the_vocabulary(
         ("logit_bias", {"x": 0.0}),
         ("logit_bias", {1: math.inf}),
         ("stop_token_ids", [-1]),
+        ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", 5),
+        ("bad_words", [" "]),
+        ("bad_words", [5]),
+        ("bad_word_ids", [[]]),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", [1]),

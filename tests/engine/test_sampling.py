@@ -34,6 +34,10 @@ def engine(directory: Path) -> Iterator[LocalInstance]:
     engine.check_idle()
 
 
+# Every token ends one of them after some other tokens.
+FORBIDDEN = [[5], *([before, last] for before in range(0, VOCAB_SIZE, 2) for last in range(0, VOCAB_SIZE, 4))]
+
+
 def seeded(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, "max_tokens": 40, "ignore_eos": True, "seed": 7, **changes})
 
@@ -44,9 +48,9 @@ def mixed_params() -> list[SamplingParams]:
         seeded(),
         seeded(seed=8, top_k=20),
         seeded(seed=9, top_p=0.9, temperature=1.5),
-        seeded(seed=10, min_p=0.05),
+        seeded(seed=10, min_p=0.05, allowed_token_ids=list(range(0, VOCAB_SIZE, 3))),
         seeded(seed=11, repetition_penalty=1.3),
-        seeded(seed=12, presence_penalty=0.5, frequency_penalty=0.7),
+        seeded(seed=12, presence_penalty=0.5, frequency_penalty=0.7, bad_word_ids=FORBIDDEN),
         seeded(seed=13, logit_bias={3: 2.0, 5: -3.0}, top_p=0.5),
         greedy_params(40),
         seeded(seed=14, top_k=5, top_p=0.8, min_p=0.01, temperature=0.7),
@@ -135,6 +139,40 @@ def test_presence_and_frequency_penalties_follow_their_formula(
         produced.append(int(logits.argmax()))
     params = greedy_params(12, presence_penalty=0.4, frequency_penalty=0.9)
     assert tokens(run(engine, [prompt], params)) == [produced]
+
+
+def test_only_allowed_tokens_come(engine: LocalInstance, directory: Path) -> None:
+    prompt, produced, allowed = prompts()[4], list[int](), [3, 60, 61, 150]
+    for _ in range(12):
+        logits = tiny_models.logprobs(directory, prompt + produced)[-1]
+        produced.append(max(allowed, key=lambda token: float(logits[token])))
+    params = greedy_params(12, allowed_token_ids=allowed)
+    assert tokens(run(engine, [prompt], params)) == [produced]
+    drawn = tokens(run(engine, [prompt], seeded(allowed_token_ids=allowed, temperature=9.0)))
+    assert {*drawn[0]} == {*allowed}
+
+
+def test_a_bad_word_is_never_completed(engine: LocalInstance) -> None:
+    prompt = prompts()[4]
+    [free] = tokens(run(engine, [prompt], greedy_params(12)))
+    # A word of one token, of two, and of three: each is what would have come.
+    for length in (1, 2, 3):
+        word = free[4 : 4 + length]
+        [found] = tokens(run(engine, [prompt], greedy_params(12, bad_word_ids=[word])))
+        first = next(place for place in range(12) if free[place : place + length] == word) + length - 1
+        assert found[:first] == free[:first] and found[first] != free[first]
+        assert not any(found[place : place + length] == word for place in range(12))
+    # The prompt does not count: only the output must not have it.
+    begun = greedy_params(1, bad_word_ids=[[prompt[-1], free[0]]])
+    assert tokens(run(engine, [prompt], begun)) == [free[:1]]
+
+
+def test_a_request_without_a_possible_token_ends_alone(engine: LocalInstance) -> None:
+    impossible = greedy_params(5, allowed_token_ids=[7, 8], bad_word_ids=[[7], [8]])
+    found, other = run(engine, [prompts()[2]] * 2, [impossible, greedy_params(5)])
+    assert [event.finish_reason for event in found] == ["error"]
+    assert str(found[0].error).startswith("allowed_token_ids: ")
+    assert len(other) == 5
 
 
 def test_logit_bias_decides(engine: LocalInstance) -> None:

@@ -278,3 +278,18 @@ def test_embeddings_are_transformers(tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidRequest, match=r"prompts\[1\]: .*outside the vocabulary"):
         llm.embed([[1], [10**6]])
     llm.instance.check_idle()
+
+
+def test_bad_words_allowed_tokens_and_a_cut_prompt(llm: LLM) -> None:
+    def said(**changes: Any) -> str:
+        params = SamplingParams(temperature=0, max_tokens=40, **changes)
+        text: str = llm.chat(ALPHABET, params, use_tqdm=False)[0].outputs[0].text
+        return text
+
+    plain = said()
+    assert "e" in plain and "e" not in said(bad_words=["e"])
+    only = llm.get_tokenizer().encode("cd, ")
+    assert set(said(allowed_token_ids=only)) <= set("cd, ")
+    cut = SamplingParams(temperature=0, max_tokens=2, truncate_prompt_tokens=3)
+    [result] = llm.generate([[5, 6, 7, 8, 9]], cut, use_tqdm=False)
+    assert result.prompt_token_ids == [7, 8, 9]

@@ -142,6 +142,7 @@ def random_params() -> list[SamplingParams]:
         {"temperature": 0},
         {"logit_bias": {3: 2.0, 5: -3.0}, "top_p": 0.5},
         {"repetition_penalty": 1.3, "logprobs": 2},
+        {"allowed_token_ids": [3, 5, 7, 150], "bad_word_ids": [[5], [3, 7], [7, 7]], "top_k": 3},
     ]
     common = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
     return [SamplingParams(**common | changes, seed=seed) for seed, changes in enumerate(each)]
@@ -150,7 +151,7 @@ def random_params() -> list[SamplingParams]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
-    [slice(0, 1), pytest.param(slice(0, 8), marks=in_turn)],
+    [slice(0, 1), pytest.param(slice(0, 9), marks=in_turn)],
     ids=["temperature alone", "all"],
 )
 def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: slice) -> None:

@@ -58,7 +58,15 @@ from tests.playing import play
 TOKEN = "right"
 MEMBERS = {InstanceId("decode-0"): "decode", InstanceId("prefill-0"): "prefill"}
 KEY = RequestKey(2**63 - 1)
-PARAMS = SamplingParams(temperature=1.0, stop=["a", "b"], logit_bias={3: 1.5}, seed=7, max_tokens=None)
+PARAMS = SamplingParams(
+    temperature=1.0,
+    stop=["a", "b"],
+    logit_bias={3: 1.5},
+    bad_word_ids=[[1, 2]],
+    allowed_token_ids=[5],
+    seed=7,
+    max_tokens=None,
+)
 SUBMIT = Submit(Request(KEY, [1, 2, 3], PARAMS, seed=2**64 - 1, arrival_s=1.5), delivered=[4])
 MESSAGES: list[AnyMessage] = [
     SUBMIT,

@@ -110,10 +110,6 @@ class CountTokensBody(AnyChatBody):
         return {"prompt": "messages", "stop": "stop_sequences"}
 
     @property
-    def structure_name(self) -> str:
-        return "output_config" if self.structured_outputs is None else "structured_outputs"
-
-    @property
     def form_name(self) -> str:
         return "output_config.format"
 

@@ -33,13 +33,12 @@ class StructuredOutputs(BodyFields):
     choice: Annotated[list[str], FIRST_ERROR] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class GenerationBody(BodyFields):
     # Fields of other servers: vLLM, SGLang, llama.cpp, and user interfaces for them.
     refused: ClassVar[Mapping[str, str]] = {
-        "allowed_token_ids": "",
-        "bad_words": "",
         "custom_logit_processor": "",
         "dry_multiplier": "",
         "dynatemp_range": "",
@@ -47,14 +46,12 @@ class GenerationBody(BodyFields):
         "guided_grammar": _STRUCTURED,
         "guided_json": _STRUCTURED,
         "guided_regex": _STRUCTURED,
-        "ebnf": _STRUCTURED,
         "epsilon_cutoff": "",
         "eta_cutoff": "",
         "grammar": _STRUCTURED,
         "guidance_scale": "",
         "input_embeds": "",
         "input_ids": "; /v1/completions takes token ids as its prompt",
-        "json_schema": _STRUCTURED,
         "length_penalty": "",
         "logits_processors": "",
         "logprob_token_ids": "",
@@ -67,7 +64,6 @@ class GenerationBody(BodyFields):
         "no_stop_trim": "; use include_stop_str_in_output",
         "num_beams": "",
         "prompt_embeds": "",
-        "regex": _STRUCTURED,
         "repeat_penalty": "; use repetition_penalty",
         "repetition_detection": "",
         "return_hidden_states": "",
@@ -80,7 +76,6 @@ class GenerationBody(BodyFields):
         "token_ids_logprob": "",
         "top_a": "",
         "top_n_sigma": "",
-        "truncate_prompt_tokens": "",
         "typical": "",
         "typical_p": "",
         "use_beam_search": "",
@@ -112,6 +107,13 @@ class GenerationBody(BodyFields):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    # SGLang's names of three kinds of structured outputs.
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    allowed_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
+    bad_words: Annotated[list[str], FIRST_ERROR] | None = None
+    truncate_prompt_tokens: int | None = None
     service_tier: ServiceTier | None = None
     slo: Slo | None = None
     # vLLM's field: KV is reused only between prompts with the same salt.
@@ -143,7 +145,10 @@ class GenerationBody(BodyFields):
     @property
     def structure_name(self) -> str:
         """The name of the parameter that determines the form of the output."""
-        return "structured_outputs"
+        if self.structured_outputs is not None:
+            return "structured_outputs"
+        aliases = (name for name in _ALIASES if getattr(self, name) is not None)
+        return next(aliases, self.form_name.partition(".")[0])
 
     @property
     def num_kept_logprobs(self) -> int | None:
@@ -174,16 +179,23 @@ class GenerationBody(BodyFields):
 
     def _structured_outputs(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         wanted = self.structured_outputs
+        aliases = {
+            kind: found for name, kind in _ALIASES.items() if (found := getattr(self, name)) is not None
+        }
+        if (form is not None) + (wanted is not None) + len(aliases) > 1:
+            other = "the other parameters of the output's form" if form is None else self.form_name
+            raise InvalidRequest(f"{self.structure_name}: not together with {other}")
+        if aliases:
+            return StructuredOutputsParams(**aliases)
         if wanted is None:
             return form
-        if form is not None:
-            raise InvalidRequest(f"structured_outputs: not together with {self.form_name}")
         return StructuredOutputsParams(
             json=wanted.json_schema,
             regex=wanted.regex,
             choice=wanted.choice,
             grammar=wanted.grammar,
             json_object=wanted.json_object,
+            structural_tag=wanted.structural_tag,
         )
 
     @property
@@ -192,6 +204,8 @@ class GenerationBody(BodyFields):
         return "response_format"
 
 
+# SGLang's names, and the kind of structured output that each is.
+_ALIASES = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 # Fields with the same name and meaning in SamplingParams.
 _SAMPLING = (
     "temperature",
@@ -208,6 +222,9 @@ _SAMPLING = (
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
 )
 
 

@@ -216,7 +216,9 @@ def chat_fields(
     structure_name = _constrain(params, body, tooling)
     limits.check(1, params)
     check_structure(params, structure_name, limits)
-    prompt = _prompt_of(body, chat, tooling, model)
+    is_bounded = params.truncate_prompt_tokens is None
+    prompt = _prompt_of(body, chat, tooling, model, is_bounded)
+    prompt = params.truncated(prompt, model.max_model_len)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)
     reading = msgspec.structs.replace(tooling.reading, thinking=thinking)

@@ -156,7 +156,12 @@ async def unpacked(packed: bytes) -> list[int]:
 def check_body(body: GenerationBody, model: ServedModel, limits: CallLimits) -> None:
     """Checks the model's name and the numbers of token ids, before tokenising. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
-    limits.check_counts(body.stop_token_ids, body.logit_bias)
+    limits.check_counts(
+        stop_token_ids=body.stop_token_ids,
+        logit_bias=body.logit_bias,
+        allowed_token_ids=body.allowed_token_ids,
+        bad_words=body.bad_words,
+    )
 
 
 def check_structure(params: SamplingParams, name: str, limits: CallLimits) -> None:
@@ -176,6 +181,7 @@ def checked_prompts(
 ) -> SamplingParams:
     """Checks the prompts, and returns `params` with max_tokens reduced to what fits. Raises ApiError and
     InvalidRequest."""
+    params = model.with_bad_word_ids(params)
     lengths = list(map(len, prompts))
     limits.check_prompts(lengths, params)
     for prompt in prompts:

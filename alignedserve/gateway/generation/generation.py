@@ -176,6 +176,8 @@ class Generation:
             # The grammar compiled, but proved too complex during decoding.
             name = self.call.structure_name
             return ApiError(400, f"{name}: {rest}", param=name)
+        if kind in ("allowed_token_ids", "bad_words"):
+            return ApiError(400, reason, param=kind)
         return ApiError(500, f"generation failed: {reason}")
 
     def _take(self, index: int, choice: _OpenChoice, news: NewTokens) -> ChoiceDelta:

@@ -1,8 +1,8 @@
 """The checks of every request before its body is read: the page that sends it, its API key, the server's limits, its
 announced length.
 
-A client without a key gets only `/health` and the page's files, which hold no data: no other route, no OPTIONS, no
-docs. The same error is returned for routes that do not exist. Some routes need more than a client's key
+A client without a key gets only `/health`, `/ping` and the page's files, which hold no data: no other route, no
+OPTIONS, no docs. The same error is returned for routes that do not exist. Some routes need more than a client's key
 (`require_counters`, `require_operator`). Preflight requests of browsers (CORS, gateway/app.py) are answered before they
 arrive here.
 """
@@ -190,9 +190,9 @@ class DrainState:
 
 # Bytes of an upload's body besides its file, at most: its parts have headers of their own.
 MULTIPART_BYTES = 64 << 10
-# Load balancers request this path under names of their own, so its Host is not checked. It holds no data and changes
-# nothing.
-PROBED = "/health"
+# Load balancers request these paths under names of their own, so their Host is not checked. They hold no data and
+# change nothing.
+PROBED = ("/health", "/ping")
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,9 @@ class AuthLimitsMiddleware:
     def _refusal(
         self, scope: Scope, headers: Headers, owner: str | None, given: Sequence[str | None]
     ) -> ApiError | None:
-        if scope["path"] != PROBED and (refusal := self._access.callers.refusal(scope["method"], headers)):
+        if scope["path"] not in PROBED and (
+            refusal := self._access.callers.refusal(scope["method"], headers)
+        ):
             return refusal
         if len(given) > 1 and self._access.keys.are_needed:
             return ApiError(

@@ -37,7 +37,7 @@ LINGER_BYTES = 1 << 30
 # If at most this much of an unneeded body is left, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
 # Paths that load balancers and Kubernetes request to see whether the system answers, and whether this process hangs.
-PROBED = frozenset({"/health", "/"})
+PROBED = frozenset({"/health", "/ping", "/"})
 _HEAD_END = b"\r\n\r\n"
 # Sent to a client that has closed its sending side, until its answer begins: if it has closed the other side too, its
 # system resets the connection. A client ignores it. First and longest pause between two of them, in seconds.

@@ -37,8 +37,10 @@ class CallLimits:
     max_choices: Annotated[int, "maximum choices of a request: prompts times n or best_of"] = 256
     max_logprobs: Annotated[int, "maximum value of logprobs and top_logprobs"] = MAX_LOGPROBS
     max_stop_strings: Annotated[int, "maximum stop strings of a request"] = 16
-    max_stop_chars: Annotated[int, "maximum characters of a stop string"] = 256
-    max_token_ids: Annotated[int, "maximum entries of stop_token_ids or logit_bias"] = 1024
+    max_stop_chars: Annotated[int, "maximum characters of a stop string or a bad word"] = 256
+    max_token_ids: Annotated[
+        int, "maximum entries of stop_token_ids, logit_bias, allowed_token_ids, bad_words"
+    ] = 1024
     max_grammar_bytes: Annotated[int, "maximum bytes of a JSON schema, regex, choice list or grammar"] = (
         64 << 10
     )
@@ -90,11 +92,12 @@ class CallLimits:
         """Returns `max_requests_per_key`, or its default. With API keys, one of them can't fill the router's queue."""
         return self.max_requests_per_key or MAX_REQUESTS // (1 + needs_keys)
 
-    def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
-        """Checks the numbers of token ids, before each id is checked. Raises InvalidRequest that names the limit."""
-        for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
-            if ids and len(ids) > self.max_token_ids:
-                raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
+    def check_counts(self, **given: Sized | None) -> None:
+        """Checks the numbers of token ids and bad words, by parameter, before each is checked. Raises InvalidRequest
+        that names the limit."""
+        for name, each in given.items():
+            if each and len(each) > self.max_token_ids:
+                raise InvalidRequest(f"{name}: {len(each)} entries; at most {self.max_token_ids} are allowed")
 
     def of_store(self, num_owners: int, home_bytes: int | None = None) -> StoreLimits:
         """Returns the limits of the store. `home_bytes` is the size of the place for files, if that is apart and has a
@@ -126,15 +129,17 @@ class CallLimits:
             count = getattr(params, name)
             if count is not None and count > self.max_logprobs:
                 raise InvalidRequest(f"{name}={count}: must be at most {self.max_logprobs}")
-        self._check_stops(params.stop_strings)
-
-    def _check_stops(self, strings: Sequence[str]) -> None:
+        strings = params.stop_strings
         if len(strings) > self.max_stop_strings:
             raise InvalidRequest(f"stop: {len(strings)} strings; at most {self.max_stop_strings} are allowed")
+        self._check_chars("stop", strings)
+        self._check_chars("bad_words", params.bad_words or ())
+
+    def _check_chars(self, name: str, strings: Sequence[str]) -> None:
         longest = max(map(len, strings), default=0)
         if longest > self.max_stop_chars:
             raise InvalidRequest(
-                f"stop: a string of {longest} characters; at most {self.max_stop_chars} are allowed"
+                f"{name}: a string of {longest} characters; at most {self.max_stop_chars} are allowed"
             )
 
     def check_prompts(self, lengths: Sequence[int], params: SamplingParams) -> None:

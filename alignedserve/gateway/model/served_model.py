@@ -21,6 +21,7 @@ from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.bad_words import with_bad_word_ids
 from alignedserve.text.chat_template import ChatRejected
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
@@ -143,13 +144,19 @@ class ServedModel:
             logger.debug("the tokenizer was tried, and failed", exc_info=True)
 
     def prompt_ids(
-        self, prompt: str | list[int], add_special_tokens: bool = True, name: str = "prompt"
+        self,
+        prompt: str | list[int],
+        add_special_tokens: bool = True,
+        name: str = "prompt",
+        is_bounded: bool = True,
     ) -> list[int]:
-        """Returns the tokens of a prompt. `name` is the parameter that holds it, for error messages."""
+        """Returns the tokens of a prompt. `name` is the parameter that holds it, for error messages. With `is_bounded`,
+        a text that can't fit is refused."""
         if not isinstance(prompt, str):
             return prompt
         encode = self._need_tokenizer(name).encode
-        self._check_length(name, prompt)
+        if is_bounded:
+            self._check_length(name, prompt)
         return self._encode(name, lambda: encode(prompt, add_special_tokens))
 
     def chat_ids(
@@ -211,6 +218,15 @@ class ServedModel:
             return None
         token_id = self.tokenizer.backend.token_to_id(text)
         return token_id if token_id in self.tokenizer.special_ids else None
+
+    def with_bad_word_ids(self, params: SamplingParams) -> SamplingParams:
+        """Returns the parameters with the tokens of `bad_words` in their place."""
+        if not params.bad_words:
+            return params
+        try:
+            return with_bad_word_ids(params, self._need_tokenizer("bad_words"))
+        except ValueError as error:
+            raise ApiError(400, f"bad_words: {error}", param="bad_words") from error
 
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`, which are the value of the parameter `name`."""

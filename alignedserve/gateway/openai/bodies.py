@@ -39,13 +39,23 @@ class JsonSchemaFormat(BodyFields):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+class StructuralTagFormat(BodyFields):
+    """vLLM's and SGLang's: either xgrammar's `format`, or the older `structures` with their `triggers`."""
+
+    type: Literal["structural_tag"]
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
-def structure_of_format(
-    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
-) -> StructuredOutputsParams | None:
+AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+ResponseFormat = Annotated[AnyFormat, Field(discriminator="type")]
+
+
+def structure_of_format(form: AnyFormat | None) -> StructuredOutputsParams | None:
     match form:
+        case StructuralTagFormat():
+            return StructuredOutputsParams(structural_tag=form.model_dump(exclude_none=True))
         case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
             return StructuredOutputsParams(json=schema)
         case JsonObjectFormat() | JsonSchemaFormat():
@@ -122,10 +132,6 @@ class ChoicesBody(GenerationBody):
     @property
     def will_continue(self) -> bool:
         return super().will_continue or bool(self.prompt_cache_key)
-
-    @property
-    def structure_name(self) -> str:
-        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def includes_usage(self) -> bool:

@@ -317,7 +317,9 @@ def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> 
         params = body.sampling_params()
         limits.check(len(body.prompts), params)
         check_structure(params, body.structure_name, limits)
-        prompts = [model.prompt_ids(prompt) for prompt in body.prompts]
+        is_bounded = params.truncate_prompt_tokens is None
+        prompts = [model.prompt_ids(prompt, is_bounded=is_bounded) for prompt in body.prompts]
+        prompts = [params.truncated(prompt, model.max_model_len) for prompt in prompts]
         params = checked_prompts(body, prompts, params, model, limits)
         return PreparedCompletion(
             **fields_of(body, prompts, params, body.structure_name, model),

@@ -113,12 +113,21 @@ DETOKENIZE = Endpoint("/detokenize", DetokenizeBody, detokenized)
 def tokens_router(request_builder: RequestBuilder) -> APIRouter:
     router = APIRouter()
 
+    # SGLang's path, and vLLM's.
+    @router.post(
+        "/v1/tokenize", responses={200: {"model": TokenizeAnswer}}, openapi_extra=request_body(TokenizeBody)
+    )
     @router.post(
         TOKENIZE.path, responses={200: {"model": TokenizeAnswer}}, openapi_extra=request_body(TokenizeBody)
     )
     async def tokenize(http: Request) -> Response:
         return await answer_directly(http, TOKENIZE, request_builder)
 
+    @router.post(
+        "/v1/detokenize",
+        responses={200: {"model": DetokenizeAnswer}},
+        openapi_extra=request_body(DetokenizeBody),
+    )
     @router.post(
         DETOKENIZE.path,
         responses={200: {"model": DetokenizeAnswer}},

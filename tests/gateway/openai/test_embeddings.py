@@ -94,7 +94,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({}, "input", "Field required"),
+        ({}, "input", "exactly one of input and messages must be given"),
         ({"input": ""}, "input", "must not be empty"),
         ({"input": []}, "input", "not empty"),
         ({"input": ["a", ""]}, "input", "must not be empty"),
@@ -107,7 +107,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
         ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ({"input": "a", "dimensions": SIZE + 1}, "dimensions", f"at most {SIZE}"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "must be -1 or at least 1"),
         ({"input": "a", "service_tier": "flex", "slo": {"ttft_ms": 5}}, "slo", "best effort, which has"),
     ],
     ids=lambda value: str(value)[:40],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.request import check_ids
+from alignedserve.gateway.generation.chat import readable, template_variables
 from alignedserve.gateway.generation.endpoint import CallRunner, PreparedCall, packed, salt_of, unpacked
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
@@ -21,6 +22,7 @@ from alignedserve.gateway.openai.embeddings.bodies import (
     MAX_INPUTS,
     EmbeddingBody,
     EmbeddingsBody,
+    PoolingBody,
     RerankBody,
     ScoreBody,
 )
@@ -69,9 +71,24 @@ class PreparedEmbeddings(PreparedEmbedding, frozen=True, kw_only=True):
         return object_of({"object": "list", "model": model, "usage": usage}, {"data": data})
 
     def _item(self, index: int, vector: Vector) -> bytes:
+        return encode({"object": "embedding", "index": index, "embedding": self._shown(vector)})
+
+    def _shown(self, vector: Vector) -> str | list[float]:
         shown = vector if self.dimensions is None else _shortened(vector, self.dimensions)
-        embedding = base64.b64encode(shown).decode() if self.is_base64 else _numbers(shown).tolist()
-        return encode({"object": "embedding", "index": index, "embedding": embedding})
+        if self.is_base64:
+            return base64.b64encode(shown).decode()
+        numbers: list[float] = _numbers(shown).tolist()
+        return numbers
+
+
+class PreparedPooling(PreparedEmbeddings, frozen=True, kw_only=True):
+    def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
+        data = array_of([self._item(index, vector)] for index, vector in enumerate(vectors))
+        body = {"id": f"pool-{secrets.token_hex(12)}", "object": "list", "created": int(time.time())}
+        return object_of(body | {"model": model, "usage": usage}, {"data": data})
+
+    def _item(self, index: int, vector: Vector) -> bytes:
+        return encode({"object": "pooling", "index": index, "data": self._shown(vector)})
 
 
 class PreparedScore(PreparedEmbedding, frozen=True, kw_only=True):
@@ -131,16 +148,42 @@ Input = str | list[int]
 
 def embeddings(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> PreparedEmbeddings:
     """Returns the call for embeddings. Raises ApiError and InvalidRequest."""
+    return PreparedEmbeddings(**_vector_fields(body, model, limits))
+
+
+def pooling(body: PoolingBody, model: ServedModel, limits: CallLimits) -> PreparedPooling:
+    """Returns the call for pooled states. Raises ApiError and InvalidRequest."""
+    return PreparedPooling(**_vector_fields(body, model, limits))
+
+
+def classify(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> PreparedEmbedding:
+    """Raises ApiError: no model of the supported architectures has classes."""
+    model.check_name(body.model)
+    raise ApiError(400, "the model has no classification head", param="model")
+
+
+def _vector_fields(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> dict[str, Any]:
     most = model.embedding_size
     if body.dimensions is not None and most is not None and body.dimensions > most:
         raise InvalidRequest(
             f"dimensions={body.dimensions}: must be at most {most}, the model's embedding size"
         )
-    return PreparedEmbeddings(
-        **_fields(body, {"input": body.inputs}, model, limits),
-        is_base64=body.encoding_format == "base64",
-        dimensions=body.dimensions,
-    )
+    if (body.input is None) == (body.messages is None):
+        raise _wrong("input", "exactly one of input and messages must be given")
+    inputs: dict[str, Sequence[Input]] = {"input": body.inputs}
+    if body.messages is not None:
+        inputs = {"messages": [_chat_ids(body, body.messages, model)]}
+    shown = {"is_base64": body.encoding_format == "base64", "dimensions": body.dimensions}
+    return _fields(body, inputs, model, limits) | shown
+
+
+def _chat_ids(body: EmbeddingsBody, messages: Sequence[dict[str, Any]], model: ServedModel) -> list[int]:
+    variables = {
+        "add_generation_prompt": body.add_generation_prompt,
+        **template_variables(body.chat_template_kwargs, None),
+    }
+    is_bounded = body.truncate_prompt_tokens is None
+    return model.chat_ids(readable(messages), variables, bool(body.add_special_tokens), is_bounded)
 
 
 def score(body: ScoreBody, model: ServedModel, limits: CallLimits) -> PreparedScore:
@@ -180,9 +223,7 @@ def _fields(
         name = next(reversed(inputs))
         raise _wrong(name, f"{num_inputs} inputs in all; at most {MAX_INPUTS} are allowed")
     prompts = [
-        _checked(name, each, body.add_special_tokens, model, limits)
-        for name, several in inputs.items()
-        for each in several
+        _checked(name, each, body, model, limits) for name, several in inputs.items() for each in several
     ]
     num_tokens = sum(map(len, prompts))
     if num_tokens > limits.max_call_tokens:
@@ -198,13 +239,16 @@ def _fields(
 
 
 def _checked(
-    name: str, given: Input, adds_special_tokens: bool, model: ServedModel, limits: CallLimits
+    name: str, given: Input, body: EmbeddingBody, model: ServedModel, limits: CallLimits
 ) -> list[int]:
     """Returns the token ids of an input of this parameter."""
-    prompt = model.prompt_ids(given, adds_special_tokens, name) if given else []
+    adds_special_tokens, kept = body.add_special_tokens is not False, body.truncate_prompt_tokens
+    prompt = model.prompt_ids(given, adds_special_tokens, name, kept is None) if given else []
     if not prompt:
         raise _wrong(name, "must not be empty")
     most = min(model.max_model_len, limits.max_prompt_tokens or model.max_model_len)
+    if kept is not None:
+        prompt = prompt[-(most if kept < 0 else kept) :]
     if len(prompt) > most:
         message = f"an input has {len(prompt)} tokens; at most {most} are allowed"
         raise _wrong(name, message, "context_length_exceeded")

@@ -117,10 +117,6 @@ class ResponseBody(AnyChatBody):
         }
 
     @property
-    def structure_name(self) -> str:
-        return "text" if self.structured_outputs is None else "structured_outputs"
-
-    @property
     def form_name(self) -> str:
         return "text.format"
 

@@ -3,6 +3,7 @@ to chat messages for the template."""
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,13 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ID_IN_PATH = re.compile(r"(?!\.{1,2}\Z)[^/?#%\x00-\x1f\x7f]+")
 _ROLES = ("user", "assistant", "system", "developer")
 # Prefixes of ids, by the item's type.
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
 # An item's id names what the item belongs to, so that the id alone finds it (references.py): after the prefix, the stem
@@ -94,7 +101,9 @@ class Items:
             given = [{"role": "user", "content": given}]
         kept = []
         for item in given:
-            read = _in_full(_item(item, self._stem)) if in_full else _item(item, self._stem)
+            read = _item(item, self._stem)
+            if in_full:
+                read = completed(read)
             self._add(read)
             kept.append((read["id"], kept_json("input", read)))
             if len(self.all) + len(self.missing) > MAX_ITEMS:
@@ -172,6 +181,9 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
                 _add_call(messages, item)
                 turns.setdefault(len(messages) - 1, []).extend(thoughts)
                 thoughts = []
+            case "compaction":
+                _add_summary(messages, item)
+                thoughts = []
             case _:
                 output = _text(item["output"], "input")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
@@ -194,6 +206,8 @@ def _item(item: Any, stem: str) -> Item:
             pass
         case {"type": "reasoning"}:
             pass
+        case {"type": "compaction", "encrypted_content": str(content)}:
+            _summary(content)
         case {"role": str(role), "content": str() | list()} if item.get("type", "message") == "message":
             if role not in _ROLES:
                 raise InvalidRequest(f"input: role={role!r}: must be one of {', '.join(_ROLES)}")
@@ -209,7 +223,7 @@ def _item(item: Any, stem: str) -> Item:
     }
 
 
-def _in_full(item: Item) -> Item:
+def completed(item: Item) -> Item:
     """Returns the item with all fields that OpenAI's types require. Raises InvalidRequest."""
     if not _ID_IN_PATH.fullmatch(item["id"]):
         raise InvalidRequest(
@@ -259,6 +273,26 @@ def _parts(content: Sequence[Any], name: str) -> Iterator[str]:
 def _thoughts(item: Item) -> str:
     parts = item.get("content") or item.get("summary") or []
     return "\n".join(_parts(parts, "input")) if isinstance(parts, list) else ""
+
+
+def _add_summary(messages: list[dict[str, Any]], item: Item) -> None:
+    """Adds the summary of the turns before it, as the answer to the user's messages among them. These become one
+    message, since some templates take no two in a row."""
+    asked: list[str] = []
+    while messages and messages[-1]["role"] == "user":
+        asked.append(messages.pop()["content"])
+    if asked:
+        messages.append({"role": "user", "content": "\n\n".join(reversed(asked))})
+    text = f"Summary of the conversation so far:\n{_summary(item['encrypted_content'])}"
+    messages.append({"role": "assistant", "content": text})
+
+
+def _summary(content: str) -> str:
+    """Returns the summary in a compaction item (compaction.py). Raises InvalidRequest."""
+    try:
+        return base64.b64decode(content, validate=True).decode()
+    except ValueError:
+        raise InvalidRequest("input: a compaction item that this server did not write") from None
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item) -> None:

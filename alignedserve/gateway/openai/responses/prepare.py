@@ -56,7 +56,7 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
         response_id = new_response_id()
-        items, kept = _items_of(body, beside, stem_in(body.conversation_id or response_id))
+        items, kept = items_of(body, beside, stem_in(body.conversation_id or response_id))
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three characters may become one of twenty.
@@ -81,13 +81,13 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, bes
     """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
     Expands."""
     with body.naming():
-        items, _ = _items_of(body, beside)
+        items, _ = items_of(body, beside)
         num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return DirectAnswer(memoryview(encode(found)), ignored + _foreign_tools(body))
 
 
-def _items_of(
+def items_of(
     body: ResponseBody, beside: Beside, stem: str | None = None
 ) -> tuple[Items, list[tuple[str, bytes]]]:
     """Returns the items of the conversation with those of the call, and the stored form of the latter. Raises

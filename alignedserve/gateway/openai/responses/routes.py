@@ -27,6 +27,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share, json_body
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
+from alignedserve.gateway.openai.responses.compaction import CompactBody, PreparedCompaction, compaction
 from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
 from alignedserve.gateway.openai.responses.kept import EarlierConversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
@@ -37,6 +38,9 @@ RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
 INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
+COMPACT = Endpoint(
+    "/v1/responses/compact", CompactBody, compaction, PreparedCompaction, has_conversations=True
+)
 # Larger bodies are not decoded here to look up the response before them. If there is one, such a call takes two turns
 # in the child process for bodies.
 MAX_LOOKED_AT_BYTES = 8 << 10
@@ -82,6 +86,13 @@ def _add_calls(
         if call.is_stream:
             return stream_of(head, kept, headers=headers)
         return await response_of(head, kept, headers)
+
+    @routes.post(COMPACT.path, openapi_extra=request_body(CompactBody))
+    async def compact(http: Request) -> Response:
+        owner, body = owner_of(http), await json_body(http)
+        call, _ = await _result(COMPACT, body, owner, share_of(http), kept, preparer)
+        assert isinstance(call, PreparedCompaction)
+        return await respond(http, call, request_builder)
 
     @routes.post(INPUT_TOKENS.path, openapi_extra=request_body(ResponseBody))
     async def count_input_tokens(http: Request) -> Response:
