@@ -25,7 +25,10 @@ class Links:
     copies: dict[str, str] = field(default_factory=dict)
 
     def rewritten(self, page: str, text: str) -> str:
-        """Returns the page's text with links as they are on the site. Notes the files that it needs."""
+        """Returns the page's text with links as they are on the site, and with the repository's URL if it is known. Notes
+        the files that it needs."""
+        if self.repository:
+            text = text.replace("REPOSITORY_URL", re.split(r"/(?:-/)?(?:blob|src)/", self.repository)[0])
         return outside_code(
             text, lambda part: TARGET.sub(lambda link: f"]({self._link(page, link[1])})", part)
         )

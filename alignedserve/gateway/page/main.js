@@ -23,6 +23,7 @@ const memory = new Memory();
 const jobs = new Jobs();
 const poll = new Poll(look);
 const keyForm = new KeyForm(() => poll.now());
+const chat = new Chat(() => poll.now(), () => model?.id);
 let waitMs = EVERY_MS;
 // The model from /v1/models. null: unknown, or the server was away since.
 let model = null;
@@ -49,7 +50,8 @@ async function lookAtAll() {
   const { serverTime } = health;
   const [text, cluster] = await Promise.all([getMetrics(), getCluster(), jobs.look(serverTime), findModel()]);
   keyForm.accepted();
-  history.add(readingOf(new Samples(text), performance.now(), history.latest));
+  history.add(readingOf(new Samples(text), performance.now(), history.latest, health.status !== "unavailable"));
+  chat.showModel();
   showAbout(model, cluster, serverTime);
   traffic.show(history);
   processes.show(cluster, serverTime);
@@ -64,5 +66,4 @@ async function findModel() {
   model ??= (await (await get("/v1/models")).json()).data[0];
 }
 
-new Chat(() => poll.now(), () => model?.id);
 poll.now();
