@@ -106,7 +106,9 @@ class Server:
         if answer.status_code == 401:
             self.has_refused = True
             is_given = "authorization" in self._http.headers
-            raise ValueError("the server does not know this API key" if is_given else "the server needs an API key")
+            raise ValueError(
+                "the server does not know this API key" if is_given else "the server needs an API key"
+            )
         if answer.is_error:
             raise ValueError(refusal(answer))
         return answer.json()
