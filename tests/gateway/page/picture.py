@@ -16,7 +16,7 @@ from tests.launch.batch_job import client_of, submit
 from tests.launch.server import serving
 
 WIDTH = 1280
-JOBS = (20, 20_000)
+JOBS = (20, 50_000)
 # Seconds under load before the process is killed and after it is back: enough for the chart to show both.
 BEFORE_S = 25.0
 AFTER_S = 6.0
