@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs flags picture release lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check docs docs-serve flags picture page-picture release lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -16,11 +16,11 @@ serve: .venv/installed
 # each file whole; on two cores three at a time, since live processes wait for half of their time
 TESTS := -m pytest -n $${WORKERS:-3} --dist loadfile --no-loadscope-reorder
 
-# 5 minutes on two cores: without those that are marked slow, and a few cases of each, drawn by the commit's number
+# 4 to 8 minutes on two cores, by the processor: without those that are marked slow, and a few cases of each, drawn by the commit's number
 test: .venv/installed
 	$(BIN)/python $(TESTS) -m "not slow" --few 4 $${RECORD:+--record="$$RECORD"}
 
-# 19 minutes on two cores: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
+# 17 to 20 minutes on two cores of an EPYC: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
 test-all: .venv/installed
 	$(BIN)/python $(TESTS) $${RECORD:+--record="$$RECORD"}
 
@@ -68,6 +68,10 @@ soak: .venv/installed
 docs: .venv/installed
 	$(BIN)/python -m docs.site
 
+# the site at http://127.0.0.1:8080, where search works too; PORT=N for another port
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $${PORT:-8080}
+
 # docs/reference/flags.md, from the commands
 flags: .venv/installed
 	$(BIN)/python -m docs.flags
@@ -75,6 +79,10 @@ flags: .venv/installed
 # those of docs/architecture.md, from the source
 picture: .venv/installed
 	$(BIN)/python -m docs.picture
+
+# docs/page.png: the page of a server under load, after a kill; needs Debian's chromium and chromium-driver
+page-picture: .venv/installed
+	$(BIN)/python -m tests.gateway.page.picture
 
 # The torch that everything here was measured with; newer ones work too.
 TORCH := torch==2.13.0

@@ -68,7 +68,7 @@ class Links(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text()
         if repository := repository_of(Path(self.root)):
-            home = re.split(r"/(?:-/)?(?:blob|src)/", repository)[0]
+            home = home_of(repository)
             metadata["urls"] = {
                 "Source": home,
                 "Documentation": f"{repository}/docs/quickstart.md",
@@ -86,7 +86,13 @@ def repository_of(root: Path) -> str:
     return (os.environ.get("DOCS_REPOSITORY") or known).rstrip("/")
 
 
+def home_of(repository: str) -> str:
+    """Returns the URL that `git clone` takes."""
+    return re.split(r"/(?:-/)?(?:blob|src)/", repository)[0]
+
+
 def absolute(text: str, repository: str) -> str:
     raw = re.sub(r"/blob/", "/raw/", repository)
+    text = text.replace("REPOSITORY_URL", home_of(repository))
     text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:)", rf"\g<1>{raw}/", text)
     return re.sub(r"(?<!!)(\[[^]]*\]\()(?![a-z]+:|#)", rf"\g<1>{repository}/", text)

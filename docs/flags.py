@@ -15,8 +15,8 @@ PAGE = Path(__file__).parent / "reference/flags.md"
 HEAD = """\
 # Flags
 
-This page lists the options of every command. `make flags` writes it from the commands. In a terminal,
-`alignedserve serve --help` shows the options that matter, and `alignedserve serve --help=all` all of them.
+This page lists the options of every command. In a terminal, `alignedserve serve --help` shows the options that matter,
+and `alignedserve serve --help=all` all of them.
 
 An option of `alignedserve serve` can also be an environment variable: `ALIGNEDSERVE_SERVE_PORT=8001` is `--port 8001`.
 Options without a value turn something on.

@@ -132,6 +132,14 @@ def test_links_lead_into_the_repository(tmp_path: Path) -> None:
     assert not links.copies
 
 
+def test_the_command_that_clones_has_the_url_of_the_repository_where_it_is_known() -> None:
+    text = "```sh\ngit clone REPOSITORY_URL alignedserve\n```"
+    known = Links(ROOT, frozenset(SITE.pages), "https://code.example.org/me/it/blob/main")
+    assert "git clone https://code.example.org/me/it alignedserve" in known.rewritten("README.md", text)
+    assert Links(ROOT, frozenset(SITE.pages), "").rewritten("README.md", text) == text
+    assert "git clone REPOSITORY_URL " in (ROOT / "README.md").read_text()
+
+
 def test_files_are_copied_where_no_repository_is_known() -> None:
     links = Links(ROOT, frozenset(SITE.pages), "")
     assert links.rewritten("docs/gpu.md", "[a](../deploy/keep.sh) ![b](page.png) [c](../tests/clients)") == (

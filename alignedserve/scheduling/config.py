@@ -42,7 +42,7 @@ class SchedulingConfig:
     near_share: Annotated[float, "share of a decode instance's blocks that candidate requests may fill"] = 0.1
     starvation_s: Annotated[
         float,
-        "seconds after which a pooled request is admitted, plus as many for each decode memory that waits",
+        "seconds after which a pooled request is admitted, and as many more per decode instance's worth of waiting KV",
     ] = 2.0
     be_share: Annotated[float, "minimum share of an instance's time for best effort, while any waits"] = 0.05
     rt_headroom: Annotated[float, "share of blocks and slots that best effort leaves free for real time"] = (

@@ -85,7 +85,7 @@ class SimConfig:
     be_output_len: Annotated[float | None, "median answer tokens of the backlog [default: --output-len]"] = (
         None
     )
-    warmup_s: Annotated[float, "seconds of the backlog alone before measuring begins"] = 30.0
+    warmup_s: Annotated[float, "warm-up: seconds of backlog-only load before measuring"] = 30.0
     be_min_share: Annotated[
         float, "minimum share of an instance's time for best effort; --be-share of serve"
     ] = 0.05

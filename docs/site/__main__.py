@@ -41,7 +41,9 @@ def build(site: Site, work: Path, target: Path, root: Path = ROOT) -> int:
         (work / "site" / name).write_text(text)
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(work / "site", target)
-    print(f"{len(site.pages)} pages: {target / 'index.html'}")
+    print(f"{len(site.pages)} pages in {target}. Read and search them at http://127.0.0.1:8080 with:")
+    # browsers load no script for search from a file
+    print(f"{sys.executable} -m http.server --bind 127.0.0.1 --directory {target} 8080")
     return 0
 
 

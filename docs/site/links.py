@@ -25,7 +25,10 @@ class Links:
     copies: dict[str, str] = field(default_factory=dict)
 
     def rewritten(self, page: str, text: str) -> str:
-        """Returns the page's text with links as they are on the site. Notes the files that it needs."""
+        """Returns the page's text with links as they are on the site, and the repository's URL where it is known. Notes
+        the files that the page needs."""
+        if self.repository:
+            text = text.replace("REPOSITORY_URL", re.split(r"/(?:-/)?(?:blob|src)/", self.repository)[0])
         return outside_code(
             text, lambda part: TARGET.sub(lambda link: f"]({self._link(page, link[1])})", part)
         )

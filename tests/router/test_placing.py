@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Abort, Prefill, Rejected, Reserve, Submit
 from alignedserve.router.views import PrefillView
 from alignedserve.scheduling.policies.aligned.router.prompts import STOCK, place_best_effort, place_real_time
-from alignedserve.scheduling.policies.aligned.rt_beside_be import MEMORY_S
+from alignedserve.timing.sliding import MEMORY_S
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 

@@ -125,15 +125,17 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
 
 
 def _server_checks(server: Server) -> Iterator[Check]:
-    key = "if the key is wrong, use --api-key"
+    key = "use --api-key KEY, or set OPENAI_API_KEY"
     yield Check("health", server.health, "start it with `alignedserve serve`, or use another --url")
     # Known by now, since the check before has run.
     if not server.has_answered:
         return
     yield Check("version", server.version, key)
-    yield Check("processes", server.processes, key)
-    yield Check("model", server.model, key)
-    yield Check("request", server.request, key)
+    if server.has_refused:
+        return
+    yield Check("processes", server.processes)
+    yield Check("model", server.model)
+    yield Check("request", server.request)
 
 
 def _known(area: str, finding: Finding) -> Check:

@@ -39,6 +39,8 @@ class Server:
         self._http = http
         # Whether `health` has got an answer. Without one, there is nothing else to check.
         self.has_answered = False
+        # Whether it has refused the API key, or that there is none. Then there is nothing else to check either.
+        self.has_refused = False
 
     def health(self) -> Iterator[Finding]:
         """Checks whether a server answers."""
@@ -61,6 +63,8 @@ class Server:
         server = f"the server at {str(self._http.base_url).rstrip('/')}"
         if not self.has_answered:
             return f"{server} does not answer"
+        if self.has_refused:
+            return f"{server} answers, and needs an API key for further checks"
         return {"fail": f"{server} has problems", "warn": f"{server} works, see the warnings"}.get(
             worst, f"{server} works"
         )
@@ -108,6 +112,12 @@ class Server:
             raise NotChecked("a server that answers") from None
 
     def _body(self, answer: httpx2.Response) -> Any:
+        if answer.status_code == 401:
+            self.has_refused = True
+            is_given = "authorization" in self._http.headers
+            raise ValueError(
+                "the server does not know this API key" if is_given else "the server needs an API key"
+            )
         if answer.is_error:
             raise ValueError(refusal(answer))
         return answer.json()

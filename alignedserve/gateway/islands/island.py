@@ -136,6 +136,7 @@ class IslandClient:
         ApiError if the router was given up."""
         if self.is_given_up:
             raise unavailable("the router is down")
+        stats.opened()
         self.adopt(Open(request, tell, stats))
 
     def adopt(self, entry: Open) -> None:

@@ -1,10 +1,12 @@
-// Tokens per second of both tiers over the last minutes, a band each, with the pauses of best effort.
+// Tokens per second of both tiers over the last minutes, a band each, with the pauses of best effort, and with the times
+// in which a process was missing.
 
 import { element, setText } from "./dom.js";
 import { number } from "./format.js";
-import { isPaused, tokensPerSecond } from "./reading.js";
+import { isPaused, isStopped, tokensPerSecond } from "./reading.js";
 
-const SPAN_MS = 5 * 60 * 1000;
+// What the chart may be wide. It begins with the first, and grows with what it shows.
+const SPANS_MIN = [1, 2, 5];
 const WIDTH = 300;
 const HEIGHT = 100;
 const GAP = 6;
@@ -17,24 +19,34 @@ export class Chart {
     this.bands = { rt: new Band("rt", 0, height), be: new Band("be", height + GAP, height) };
     this.pauses = svgElement("g", { class: "pauses" });
     this.svg = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.svg.append(this.pauses, ...this.bands.rt.nodes, ...this.bands.be.nodes);
-    const span = element("span", { className: "left" }, "5 minutes ago");
+    this.stops = svgElement("g", { class: "stops" });
+    this.svg.append(this.pauses, this.stops, ...this.bands.rt.nodes, ...this.bands.be.nodes);
+    this.span = element("span", { className: "left" });
     const now = element("span", { className: "right" }, "now");
-    this.node = element("div", { className: "chart" }, this.bands.rt.label, this.bands.be.label, this.svg, span, now);
+    this.node = element("div", { className: "chart" }, this.bands.rt.label, this.bands.be.label, this.svg, this.span, now);
   }
 
   show(readings) {
-    const steps = stepsOf(readings);
+    const minutes = spanOf(readings);
+    const steps = stepsOf(readings, minutes * 60_000);
     for (const band of Object.values(this.bands)) band.show(steps);
     const { top, height } = this.bands.be;
-    const runs = pausesOf(steps);
-    const rects = runs.map(([from, to]) => svgElement("rect", { x: from, width: to - from, y: top, height }));
-    this.pauses.replaceChildren(...rects);
-    const seconds = Math.round(runs.reduce((sum, [from, to]) => sum + ((to - from) / WIDTH) * SPAN_MS, 0) / 1000);
-    this.bands.be.say(seconds ? `, paused for ${seconds} s of it` : "");
+    const seconds = (name) => Math.round(steps.reduce((sum, step) => sum + (step[name] ? step.seconds : 0), 0));
+    const [paused, stopped] = [seconds("isPaused"), seconds("isStopped")];
+    this.pauses.replaceChildren(...rectsOf(steps, "isPaused", { y: top, height }));
+    this.stops.replaceChildren(...rectsOf(steps, "isStopped", { y: 0, height: HEIGHT }));
+    this.bands.be.say(paused ? `, paused by real time for ${paused} s` : "");
+    this.bands.rt.say(stopped ? `, a process was missing for ${stopped} s` : "");
+    setText(this.span, minutes === 1 ? "a minute ago" : `${minutes} minutes ago`);
     const of = Object.entries(this.bands).map(([tier, band]) => `${NAMES[tier]} up to ${number(band.most)}`);
-    this.svg.ariaLabel = `Tokens per second over the last five minutes: ${of.join(", ")}; best effort paused for ${seconds} s`;
+    const times = `best effort paused for ${paused} s, a process missing for ${stopped} s`;
+    this.svg.ariaLabel = `Tokens per second since ${this.span.textContent}: ${of.join(", ")}; ${times}`;
   }
+}
+
+function spanOf(readings) {
+  const minutes = readings.length ? (readings.at(-1).atMs - readings[0].atMs) / 60_000 : 0;
+  return SPANS_MIN.find((span) => minutes <= span) ?? SPANS_MIN.at(-1);
 }
 
 class Band {
@@ -66,27 +78,29 @@ class Band {
   }
 }
 
-// The steps between readings: place in the chart, rates of both tiers, and whether best effort was paused.
-function stepsOf(readings) {
+// The steps between readings: place in the chart, rates of both tiers, and why there may have been no tokens.
+function stepsOf(readings, spanMs) {
   const end = readings.at(-1)?.atMs ?? 0;
-  const x = (reading) => WIDTH * (1 - (end - reading.atMs) / SPAN_MS);
+  const x = (reading) => WIDTH * (1 - (end - reading.atMs) / spanMs);
   return readings.slice(1).map((newer, index) => ({
     from: x(readings[index]),
     to: x(newer),
+    seconds: (newer.atMs - readings[index].atMs) / 1000,
     rt: tokensPerSecond(readings[index], newer, "rt"),
     be: tokensPerSecond(readings[index], newer, "be"),
     isPaused: isPaused(readings[index], newer),
+    isStopped: isStopped(readings[index], newer),
   }));
 }
 
-// Returns [from, to] of each pause. Adjacent steps are one pause.
-function pausesOf(steps) {
+// Returns a rectangle for each time in which `name` was true. Adjacent steps are one.
+function rectsOf(steps, name, place) {
   const found = [];
-  for (const { from, to } of steps.filter((step) => step.isPaused)) {
+  for (const { from, to } of steps.filter((step) => step[name])) {
     if (found.length && Math.abs(found.at(-1)[1] - from) < 1e-6) found.at(-1)[1] = to;
     else found.push([from, to]);
   }
-  return found;
+  return found.map(([from, to]) => svgElement("rect", { x: from, width: to - from, ...place }));
 }
 
 // Rounds up to a round number, at least ten, so that the scale does not change with every reading.

@@ -5,6 +5,15 @@ import { Bar, byId, element, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { eventsOf } from "./stream.js";
 
+// What the demo model can do (docs/how_it_works/demo_model.md).
+const EXAMPLES = [
+  "Count from 7 to 12.",
+  'Spell the word "kettle".',
+  'Reverse the word "lamp".',
+  "List the days from Friday to Sunday.",
+  "What is 17 + 25?",
+];
+
 export class Chat {
   constructor(onUnauthorized, modelName) {
     this.onUnauthorized = onUnauthorized;
@@ -22,6 +31,20 @@ export class Chat {
     });
     byId("stop").addEventListener("click", () => this.stopper?.abort());
     byId("clear").addEventListener("click", () => this.clear());
+    const button = (text) => element("button", { type: "button", onclick: () => this.begins(text) }, text);
+    byId("examples").append(...EXAMPLES.map(button));
+  }
+
+  // Begins a new conversation.
+  begins(text) {
+    if (this.stopper) return;
+    this.clear();
+    this.say(text);
+  }
+
+  // Called when the model's name is known.
+  showModel() {
+    byId("demo").hidden = this.modelName() !== "demo";
   }
 
   clear() {

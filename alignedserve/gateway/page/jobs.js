@@ -70,7 +70,7 @@ class Row {
     this.bar.show(isRunning ? job.alignedserve.progress : total ? (completed + failed) / total : 0);
     this.window.show(isRunning ? job : null);
     const done = `${number(completed)} of ${number(total)} completed, ${number(failed)} failed`;
-    setText(this.counts, `${done}; made ${age(job.serverTimeMs / 1000 - job.created_at)} ago`);
+    setText(this.counts, `${done}; created ${age(job.serverTimeMs / 1000 - job.created_at)} ago`);
   }
 }
 
@@ -95,7 +95,9 @@ class Window {
     this.bar.show(share(nowS));
     this.mark.hidden = dueS === null;
     if (dueS !== null) this.mark.style.left = `${share(dueS) * 100}%`;
-    const done = dueS === null ? "no estimate yet" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
+    const isFirst = job.request_counts.completed + job.request_counts.failed === 0;
+    const none = isFirst ? "its first lines are running; no estimate before one has ended" : "no estimate yet";
+    const done = dueS === null ? none : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
     const left = `${isLate ? "after its window, which" : "its window"} ends in ${age(job.expires_at - nowS)}`;
     setText(this.text, `${done}; ${left}`);
   }

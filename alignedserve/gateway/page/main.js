@@ -24,6 +24,7 @@ const memory = new Memory();
 const jobs = new Jobs();
 const poll = new Poll(look);
 const keyForm = new KeyForm(() => poll.now());
+const chat = new Chat(() => poll.now(), () => model?.id);
 let waitMs = EVERY_MS;
 // The model from /v1/models. null: unknown, or the server was away since.
 let model = null;
@@ -52,8 +53,9 @@ async function lookAtAll() {
   const { serverTime } = health;
   const [counters] = await Promise.all([getCounters(), jobs.look(serverTime), findModel()]);
   keyForm.accepted();
+  chat.showModel();
   showAbout(model, counters?.cluster, serverTime);
-  if (counters) showCounters(counters, serverTime);
+  if (counters) showCounters(counters, serverTime, health.status !== "unavailable");
 }
 
 // Returns null if the key may not read them. They are not asked for again until the page is loaded.
@@ -71,8 +73,8 @@ async function getCounters() {
   }
 }
 
-function showCounters({ text, cluster }, serverTime) {
-  history.add(readingOf(new Samples(text), performance.now(), history.latest));
+function showCounters({ text, cluster }, serverTime, isUp) {
+  history.add(readingOf(new Samples(text), performance.now(), history.latest, isUp));
   traffic.show(history);
   processes.show(cluster, serverTime);
   memory.show(cluster, history);
@@ -82,5 +84,4 @@ async function findModel() {
   model ??= (await (await get("/v1/models")).json()).data[0];
 }
 
-new Chat(() => poll.now(), () => model?.id);
 poll.now();

@@ -5,9 +5,10 @@ const OBJECTIVES = ["ttft", "tbt", "deadline"];
 export const NOTHING = { asked: 0, found: 0, evictions: 0, recoveries: 0 };
 
 // `before` is the reading before it: its values are reused while no router answers.
-export function readingOf(samples, atMs, before) {
+// `isUp`: each kind of process that an answer needs is up.
+export function readingOf(samples, atMs, before, isUp) {
   const moved = movedIn(samples) ?? before?.moved ?? NOTHING;
-  return { atMs, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
+  return { atMs, isUp, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
 }
 
 function movedIn(samples) {
@@ -21,12 +22,16 @@ function movedIn(samples) {
 
 function tierOf(samples, tier) {
   const met = (slo, is) => samples.sum("request_slo_total", { tier, slo, met: is });
+  const metSoFar = (slo, is) => samples.sum("open_request_slo", { tier, slo, met: is }) ?? 0;
   return {
     tokens: samples.sum("generation_tokens_total", { tier }),
     running: samples.sum("num_requests_running", { tier }),
     waiting: samples.sum("num_requests_waiting", { tier }),
     kept: Object.fromEntries(OBJECTIVES.map((slo) => [slo, met(slo, "true")])),
     missed: Object.fromEntries(OBJECTIVES.map((slo) => [slo, met(slo, "false")])),
+    keptSoFar: Object.fromEntries(OBJECTIVES.map((slo) => [slo, metSoFar(slo, "true")])),
+    missedSoFar: Object.fromEntries(OBJECTIVES.map((slo) => [slo, metSoFar(slo, "false")])),
+    silence: samples.max("longest_silence_seconds", { tier }),
     firstToken: samples.buckets("time_to_first_token_seconds", { tier }),
     nextToken: samples.buckets("inter_token_latency_seconds", { tier }),
   };
@@ -37,16 +42,20 @@ export function tokensPerSecond(older, newer, tier) {
   return seconds > 0 ? (newer[tier].tokens - older[tier].tokens) / seconds : 0;
 }
 
+// Returns whether a process was missing without which nothing is computed.
+export const isStopped = (older, newer) => !(older.isUp && newer.isUp);
+
 // Returns whether best effort had requests and got no token, because real time used all instances.
 export function isPaused(older, newer) {
-  const hadSome = [older, newer].every(({ be }) => be.running + be.waiting > 0);
-  return hadSome && newer.be.tokens === older.be.tokens;
+  const had = (tier) => [older, newer].every((reading) => reading[tier].running + reading[tier].waiting > 0);
+  return !isStopped(older, newer) && had("rt") && had("be") && newer.be.tokens === older.be.tokens;
 }
 
-// Returns the share of requests in between that met this objective. null: none had it.
+// Returns the share of requests that met this objective: of those that ended in between, and of the open ones as they
+// are now. null: none had it.
 export function shareKept(older, newer, tier, slo) {
-  const kept = newer[tier].kept[slo] - older[tier].kept[slo];
-  const missed = newer[tier].missed[slo] - older[tier].missed[slo];
+  const kept = newer[tier].kept[slo] - older[tier].kept[slo] + newer[tier].keptSoFar[slo];
+  const missed = newer[tier].missed[slo] - older[tier].missed[slo] + newer[tier].missedSoFar[slo];
   return kept + missed > 0 ? kept / (kept + missed) : null;
 }
 

@@ -31,6 +31,10 @@ export class Samples {
     return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
   }
 
+  max(name, labels) {
+    return Math.max(0, ...this.find(name, labels).map((sample) => sample.value));
+  }
+
   // Returns [bound, number of values up to it] of a histogram, by rising bounds, for all gateways together.
   buckets(name, labels) {
     const counts = new Map();

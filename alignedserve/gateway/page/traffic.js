@@ -9,6 +9,11 @@ const TIERS = { rt: "real time", be: "best effort" };
 const RATE_S = 5;
 const WINDOW_S = 60;
 
+const NOTE =
+  "Times and shares cover the last minute, and open requests as they are now. p50 and p99 are estimated from histograms. " +
+  "In time: the first token is due when its objective says, and each further one an interval later. A stream that was " +
+  "ahead may pause and still be in time, so see its longest silence, which counts from its first token. – means none.";
+
 // Title of each figure, its name for tests and styles, and its text for a tier.
 const FIGURES = [
   ["tokens per second", "rate", (tier, history) => rateOf(tier, history)],
@@ -16,6 +21,7 @@ const FIGURES = [
   ["waiting", "waiting", (tier, history) => number(history.latest[tier].waiting)],
   ["first token, p50 / p99", "ttft", (tier, history) => timesOf(tier, history, "firstToken")],
   ["token to token, p50 / p99", "tbt", (tier, history) => timesOf(tier, history, "nextToken")],
+  ["longest silence of a stream", "silence", (tier, history) => silenceOf(history.latest[tier].silence)],
   ["first token in time", "ttft-kept", (tier, history) => keptOf(tier, history, "ttft")],
   ["all tokens in time", "tbt-kept", (tier, history) => keptOf(tier, history, "tbt")],
   ["done by its deadline", "deadline-kept", (tier, history) => keptOf(tier, history, "deadline")],
@@ -31,6 +37,8 @@ function timesOf(tier, history, name) {
   return half === null ? NONE : `${duration(half)} / ${duration(most)}`;
 }
 
+const silenceOf = (seconds) => (seconds > 0 ? duration(seconds) : NONE);
+
 function keptOf(tier, history, slo) {
   return percent(shareKept(history.since(WINDOW_S), history.latest, tier, slo));
 }
@@ -40,8 +48,7 @@ export class Traffic {
     this.chart = new Chart();
     this.cells = [];
     const beside = element("div", { className: "beside" }, this.chart.node, this.table());
-    const note = "Times and shares cover the last minute. Times are estimated from histograms. – means none.";
-    byId("traffic").append(beside, element("p", { className: "note" }, note));
+    byId("traffic").append(beside, element("p", { className: "note" }, NOTE));
   }
 
   table() {

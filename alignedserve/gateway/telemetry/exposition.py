@@ -24,7 +24,7 @@ from alignedserve.gateway.http.access import require_counters
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.build_info import build_info
 from alignedserve.gateway.telemetry.health import AskClusters
-from alignedserve.gateway.telemetry.metrics import IGNORED_NAMES, OTHER, Metrics
+from alignedserve.gateway.telemetry.metrics import IGNORED_NAMES, OBJECTIVES, OTHER, TOKEN_OBJECTIVES, Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.process.usage import UsageMeter
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
@@ -170,11 +170,22 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     )
     objectives = _counter(
         "request_slo",
-        "Requests with an objective, and expired batch lines, by whether it was met.",
+        "Ended requests with an objective, and expired batch lines, by whether it was met.",
         "tier",
         "slo",
         "met",
     )
+    so_far = _gauge(
+        "open_request_slo",
+        "Open requests with an objective, by whether they meet it so far. A token that is due counts.",
+        "tier",
+        "slo",
+        "met",
+    )
+    silence = _gauge(
+        "longest_silence_seconds", "The longest time of the last minute without a token of a stream.", "tier"
+    )
+    now = time.monotonic()
     predictions = _counter(
         "length_predictions", "Requests by the source of their predicted length.", "tier", "source"
     )
@@ -187,10 +198,14 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
             successes.add_metric([tier, reason], of.ended[reason])
         for reason in ("abort", "error", "rejected"):
             failures.add_metric([tier, reason], of.ended[reason])
-        for slo in ("ttft", "tbt", "deadline"):
+        silence.add_metric([tier], of.longest_silence_s(now))
+        open_now = of.kept_so_far(now)
+        for slo in OBJECTIVES:
             for is_met in (True, False):
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
-    yield from (prompts, outputs, successes, failures, objectives, predictions)
+                if slo in TOKEN_OBJECTIVES:
+                    so_far.add_metric([tier, slo, str(is_met).lower()], open_now[slo, is_met])
+    yield from (prompts, outputs, successes, failures, objectives, so_far, silence, predictions)
     webhooks = _counter(
         "webhook_deliveries",
         "Webhook attempts that were delivered or failed, and dropped webhooks.",

@@ -11,8 +11,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 from alignedserve.protocol.messages import Attainment
+from alignedserve.timing.sliding import SlidingMaximum
 
 # In seconds, with vLLM's bounds, so that quantiles in its dashboards mean the same. Gaps between tokens have some
 # smaller bounds.
@@ -39,6 +41,9 @@ TURNAROUND_S = (
 # The windows by which batch jobs are grouped, each with its upper bound in seconds.
 WINDOWS = {"1h": 3600, "6h": 6 * 3600, "24h": 86400, "7d": 7 * 86400}
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
+# The kinds of objectives that a request may have, and those of which tokens decide before its end.
+OBJECTIVES = ("ttft", "tbt", "deadline")
+TOKEN_OBJECTIVES = OBJECTIVES[:2]
 
 
 class Histogram:
@@ -62,8 +67,21 @@ class Histogram:
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
+class OpenRequest(Protocol):
+    """A request that has not ended, as far as /metrics shows it before its end."""
+
+    def silence_s(self, now: float) -> float:
+        """Returns the seconds since its last token; 0 before the first."""
+
+    def keeps(self, slo: str, now: float) -> bool | None:
+        """Returns whether it meets this one of TOKEN_OBJECTIVES so far. None: it has none, or no token was due yet."""
+
+
 class TierMetrics:
     def __init__(self) -> None:
+        self.open: set[OpenRequest] = set()
+        # The times between two tokens of a stream, which are silences that are over.
+        self.silences = SlidingMaximum()
         self.time_to_first_token = Histogram(FIRST_TOKEN_S)
         self.inter_token_latency = Histogram(TOKEN_GAP_S)
         self.time_per_output_token = Histogram(TOKEN_GAP_S)
@@ -82,8 +100,17 @@ class TierMetrics:
         self.num_turned_away = 0
         # The number of opened requests, by the source of their predicted length (lengths/prediction.py) or "none".
         self.predicted_by: Counter[str] = Counter()
-        # The number of requests with an objective, by its kind ("ttft", "tbt" or "deadline") and whether it was met.
+        # The number of ended requests with an objective, by its kind (OBJECTIVES) and whether it was met.
         self.objectives: Counter[tuple[str, bool]] = Counter()
+
+    def longest_silence_s(self, now: float) -> float:
+        """Returns the longest time of the last minute in which a stream got no token. It may still last."""
+        return max([self.silences.value(0.0, now), *(each.silence_s(now) for each in self.open)])
+
+    def kept_so_far(self, now: float) -> Counter[tuple[str, bool]]:
+        """Returns the number of open requests by TOKEN_OBJECTIVES and whether they meet each so far."""
+        found = ((slo, each.keeps(slo, now)) for each in self.open for slo in TOKEN_OBJECTIVES)
+        return Counter((slo, is_kept) for slo, is_kept in found if is_kept is not None)
 
 
 class Metrics:

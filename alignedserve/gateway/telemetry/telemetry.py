@@ -62,6 +62,10 @@ class RequestStats:
     def predicted_len(self) -> int:
         return self.prediction.length if self.prediction else 0
 
+    def opened(self) -> None:
+        """Called when an island has accepted it. It is among the open requests until it has ended."""
+        self._tier.open.add(self)
+
     def submitted(self, is_again: bool) -> None:
         self.submitted_s = time.monotonic()
         self._metrics.num_resubmitted += is_again
@@ -71,12 +75,13 @@ class RequestStats:
             self._first(now)
         else:
             self._tier.inter_token_latency.observe(now - self.last_s)
+            self._tier.silences.add(now - self.last_s, now)
         self.last_s = now
         self.num_tokens += count
         if self.call:
             self.call.num_completion_tokens += count
         self._tier.num_output_tokens += count
-        if self.request.tbt_s is not None and now > self._due_s(self.request.tbt_s):
+        if self.request.tbt_s is not None and now > self._due_s(self.request.tbt_s, self.num_tokens):
             self._is_late = True
 
     def embedded(self, now: float) -> None:
@@ -90,6 +95,7 @@ class RequestStats:
         if self.end_reason is not None:
             return
         self.end_reason, self.end_s = reason, time.monotonic()
+        self._tier.open.discard(self)
         self._tier.ended[reason] += 1
         if self.first_s is not None:
             self._count(self.first_s)
@@ -104,6 +110,20 @@ class RequestStats:
         self._tier.num_turned_away += reason in ("full", "owner_full")
         self.ended("rejected")
 
+    def silence_s(self, now: float) -> float:
+        return 0.0 if self.first_s is None else now - self.last_s
+
+    def keeps(self, slo: str, now: float) -> bool | None:
+        """A token that is due and has not arrived counts as late."""
+        ttft_s, tbt_s = self.request.ttft_s, self.request.tbt_s
+        if slo == "ttft" and ttft_s is not None:
+            if self.first_s is None:
+                return False if now > self.begun_s + ttft_s else None
+            return self.first_s <= self.begun_s + ttft_s
+        if slo == "tbt" and tbt_s is not None and self.first_s is not None:
+            return not self._is_late and now <= self._due_s(tbt_s, self.num_tokens + 1)
+        return None
+
     def told(self, timeline: Timeline | None = None) -> None:
         """Called after the end with the whole timeline. None: there will be none."""
         if timeline is not None:
@@ -115,12 +135,12 @@ class RequestStats:
         self._tier.time_to_first_token.observe(now - self.begun_s)
         self._tier.num_prompt_tokens += len(self.request.prompt)
 
-    def _due_s(self, tbt_s: float) -> float:
-        """Returns when the last token so far was due."""
+    def _due_s(self, tbt_s: float, number: int) -> float:
+        """Returns when the token with this number is due; the first is 1."""
         assert self.first_s is not None
         ttft_s = self.request.ttft_s
         first_due_s = self.first_s if ttft_s is None else max(self.begun_s + ttft_s, self.first_s)
-        return first_due_s + (self.num_tokens - 1) * tbt_s
+        return first_due_s + (number - 1) * tbt_s
 
     def _count(self, first_s: float) -> None:
         tier = self._tier
@@ -152,8 +172,7 @@ class RequestStats:
         request, met = self.request, self._tier.objectives
         is_whole = self.end_reason in ("stop", "length")
         if request.ttft_s is not None:
-            is_met = self.first_s is not None and self.first_s <= self.begun_s + request.ttft_s
-            met["ttft", is_met] += 1
+            met["ttft", self.first_s is not None and self.first_s <= self.begun_s + request.ttft_s] += 1
         if request.tbt_s is not None:
             met["tbt", is_whole and not self._is_late] += 1
         if request.deadline_s is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignedserve.cli.doctor.finding import Level
+from alignedserve.cli.doctor.command import _server_checks
+from alignedserve.cli.doctor.finding import Level, findings_of
 from alignedserve.cli.doctor.server import Server, what_is_wrong
 
 
@@ -50,6 +51,26 @@ def test_a_key_that_is_no_operators_leaves_processes_unchecked() -> None:
     )
     [finding] = server_with(refused).processes()
     assert finding.level == "note" and "--operator-key" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "the server needs an API key"),
+        ({"Authorization": "Bearer wrong"}, "the server does not know this API key"),
+    ],
+)
+def test_a_server_with_keys_is_asked_once_without_the_right_one(headers: dict[str, str], said: str) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        is_public = request.url.path == "/health"
+        return httpx2.Response(200, json={"status": "ok"}) if is_public else httpx2.Response(401, json={})
+
+    transport = httpx2.MockTransport(answer)
+    server = Server(httpx2.Client(transport=transport, base_url="http://host:8000", headers=headers))
+    found = [(check.area, each) for check in _server_checks(server) for each in findings_of(check)]
+    assert [(area, each.level) for area, each in found] == [("health", "ok"), ("version", "fail")]
+    assert found[1][1].text == said and "--api-key" in found[1][1].remedy
+    assert server.verdict("fail").endswith("answers, and needs an API key for further checks")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone
         job = f"li[data-job='{batch['id']}']"
         browser.open(host.url)
         browser.until(lambda: browser.find_all(f"{job} .estimate"))
-        browser.until_text(f"{job} .estimate", "no estimate yet; its window ends in 59 min")
+        browser.until_text(f"{job} .estimate", "no estimate before one has ended; its window ends in 59 min")
         is_over = threading.Event()
 
         def answer_now_and_then() -> None:
@@ -127,7 +127,18 @@ def test_a_job_against_its_window(page: Browser) -> None:
     assert late["text"].endswith("; after its window, which ends in 45 min")
     unknown = shown(page, alignedserve={"progress": 0, "estimated_completion_at": None})
     assert unknown["text"] == "no estimate yet; its window ends in 45 min"
+    first = shown(
+        page,
+        request_counts={"total": 10, "completed": 0, "failed": 0},
+        alignedserve={"progress": 0, "estimated_completion_at": None},
+    )
+    assert first["text"].startswith(
+        "its first lines are running; no estimate before one has ended; its window"
+    )
     assert shown(page, status="completed")["hidden"]
+
+
+RT = {"tokens": 9, "running": 1, "waiting": 0}
 
 
 @pytest.mark.parametrize(
@@ -146,29 +157,77 @@ def test_a_job_against_its_window(page: Browser) -> None:
 def test_best_effort_is_paused_when_it_has_requests_and_gets_no_token(
     page: Browser, be: list[tuple[int, int | None, int | None]], is_paused: bool
 ) -> None:
-    readings = [{"be": dict(zip(("tokens", "running", "waiting"), each, strict=True))} for each in be]
-    assert page.imported("reading.js", f"m.isPaused(...{json.dumps(readings)})") is is_paused
+    def paused(**others: Any) -> bool:
+        names = ("tokens", "running", "waiting")
+        readings = [
+            {"isUp": True, "rt": RT, "be": dict(zip(names, each, strict=True))} | others for each in be
+        ]
+        return bool(page.imported("reading.js", f"m.isPaused(...{json.dumps(readings)})"))
+
+    assert paused() is is_paused
+    assert not paused(isUp=False), "a process was missing"
+    assert not paused(rt={"tokens": 0, "running": 0, "waiting": 0}), "real time did not have the machine"
 
 
-def test_pauses_are_marked_in_the_band_of_best_effort(page: Browser) -> None:
+def test_pauses_are_marked_in_the_band_of_best_effort_and_missing_processes_in_both(page: Browser) -> None:
     def reading(at_s: int, rt: int, be: int) -> dict[str, Any]:
         return {
             "atMs": at_s * 1000,
+            "isUp": at_s != 8,
             "rt": {"tokens": rt, "running": 1, "waiting": 0},
             "be": {"tokens": be, "running": 1, "waiting": 2},
         }
 
-    # Two pauses, one of two seconds.
-    readings = [reading(at, 10 * at, be) for at, be in enumerate([0, 5, 5, 5, 9, 9, 12])]
+    # Two pauses, one of two seconds. At 8 s a process is missing: nothing is known of the seconds beside.
+    readings = [reading(at, 10 * at, be) for at, be in enumerate([0, 5, 5, 5, 9, 9, 12, 12, 12, 12])]
+    readings[7]["be"]["tokens"] = 13
+    readings[8]["be"]["tokens"] = readings[9]["be"]["tokens"] = 13
     script = f"""(() => {{
       const chart = new m.Chart();
       chart.show({json.dumps(readings)});
-      const rects = [...chart.node.querySelectorAll(".pauses rect")];
-      return {{ widths: rects.map((rect) => Number(rect.getAttribute("width"))),
-               tops: rects.map((rect) => Number(rect.getAttribute("y"))),
-               said: chart.node.querySelector(".top.be").textContent }};
+      const of = (name, attribute) =>
+        [...chart.node.querySelectorAll(name)].map((rect) => Number(rect.getAttribute(attribute)));
+      return {{ widths: of(".pauses rect", "width"), tops: of(".pauses rect", "y"),
+               stops: of(".stops rect", "width"), heights: of(".stops rect", "height"),
+               since: chart.node.querySelector(".left").textContent,
+               said: ["rt", "be"].map((tier) => chart.node.querySelector(`.top.${{tier}}`).textContent) }};
     }})()"""
     found = page.imported("chart.js", script)
-    assert found["widths"] == pytest.approx([2, 1])
+    # a minute is 300 wide
+    assert found["since"] == "a minute ago"
+    assert found["widths"] == pytest.approx([10, 5])
     assert all(top > 50 for top in found["tops"])
-    assert found["said"] == "best effort, up to 10 tokens/s, paused for 3 s of it"
+    assert (found["stops"], found["heights"]) == (pytest.approx([10]), [100])
+    assert found["said"] == [
+        "real time, up to 10 tokens/s, a process was missing for 2 s",
+        "best effort, up to 10 tokens/s, paused by real time for 3 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "since"), [(59, "a minute ago"), (61, "2 minutes ago"), (121, "5 minutes ago")]
+)
+def test_the_chart_is_as_wide_as_what_it_shows(page: Browser, seconds: int, since: str) -> None:
+    nothing = {"tokens": 0, "running": 0, "waiting": 0}
+    readings = [{"atMs": at * 1000, "isUp": True, "rt": nothing, "be": nothing} for at in (0, seconds)]
+    script = (
+        f"((c) => (c.show({json.dumps(readings)}), c.node.querySelector('.left').textContent))(new m.Chart())"
+    )
+    assert page.imported("chart.js", script) == since
+
+
+def test_in_time_counts_open_requests_as_they_are_now(page: Browser) -> None:
+    def reading(kept: int, missed: int, kept_so_far: int, missed_so_far: int) -> dict[str, Any]:
+        names = ("kept", "missed", "keptSoFar", "missedSoFar")
+        counts = (kept, missed, kept_so_far, missed_so_far)
+        return {"rt": {name: {"tbt": count} for name, count in zip(names, counts, strict=True)}}
+
+    def share(*readings: dict[str, Any]) -> float | None:
+        found: float | None = page.imported(
+            "reading.js", f"m.shareKept(...{json.dumps(readings)}, 'rt', 'tbt')"
+        )
+        return found
+
+    assert share(reading(5, 0, 3, 0), reading(5, 0, 0, 8)) == 0, "eight streams are silent, none has ended"
+    assert share(reading(5, 0, 0, 0), reading(7, 1, 1, 0)) == 0.75
+    assert share(reading(5, 0, 9, 9), reading(5, 0, 0, 0)) is None

@@ -59,6 +59,17 @@ def test_it_shows_every_process_asks_nobody_else_and_complains_of_nothing(
     assert page.complaints() == []
 
 
+def test_the_demo_model_says_what_it_can_do_and_its_examples_are_answered(page: Browser) -> None:
+    page.until(lambda: page.find("#demo").is_displayed())
+    assert "It counts, spells" in page.text("#demo")
+    answers = ["7, 8, 9", "k-e-t-t-l-e", "pmal", "Friday, Saturday, Sunday", "17 + 25 = 42"]
+    examples = page.find_all("#examples button")
+    for example, answer in zip(examples, answers, strict=True):
+        page.until(lambda: page.find("#send").is_displayed())
+        example.click()
+        page.until_text(".message.model .text", answer)
+
+
 def test_a_chat_is_answered(page: Browser) -> None:
     page.find("#text").send_keys("Count from 7 to 12.", Keys.ENTER)
     page.until_text(".message.model .text", "7, 8, 9")
@@ -131,6 +142,7 @@ def test_a_process_that_is_killed_shows_and_so_does_its_return(page: Browser) ->
     os.kill(pid, signal.SIGKILL)
     page.until_text(DECODE, "✕ down")
     page.until_text("#state", "no decode process is up")
+    page.until_text(".chart .top.rt", "a process was missing for ")
     page.until_text(DECODE, "↻ back")
     page.until_text("#state", "● Ready")
     new = int(page.text(f"{DECODE} td:nth-child(3)").split()[0])

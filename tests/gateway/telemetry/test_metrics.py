@@ -190,6 +190,7 @@ def stats(metrics: Metrics, now: float, **fields: float | str) -> RequestStats:
     found = RequestStats(
         msgspec.structs.replace(request, **fields), None, metrics, lambda each: None, lambda each: None
     )
+    found.opened()
     found.submitted(is_again=False)
     return found
 
@@ -223,6 +224,61 @@ def test_an_objective_is_missed_by_failing_and_not_by_the_client() -> None:
     for reason in ("error", "abort", "rejected"):
         stats(metrics, now=100.0, ttft_s=2.0, tier="be", deadline_s=1e12).ended(reason)
     assert objectives(metrics, "be") == {("ttft", False): 1, ("deadline", False): 1}
+
+
+def test_a_stream_without_tokens_is_a_silence_while_it_lasts_and_for_a_minute_after() -> None:
+    metrics = Metrics()
+    rt = metrics.of("rt")
+    each = stats(metrics, now=100.0)
+    assert rt.longest_silence_s(105.0) == 0.0, "before the first token"
+    each.tokens(1, 106.0)
+    each.tokens(1, 106.5)
+    assert rt.longest_silence_s(107.0) == 0.5
+    assert rt.longest_silence_s(114.5) == 8.0, "it lasts"
+    each.tokens(1, 115.0)
+    each.tokens(1, 115.25)
+    assert rt.longest_silence_s(115.5) == 8.5
+    each.ended("stop")
+    assert rt.longest_silence_s(175.0) == 8.5
+    assert rt.longest_silence_s(175.1) == 0.25
+    assert rt.longest_silence_s(1000.0) == 0.0
+    assert metrics.of("be").longest_silence_s(115.5) == 0.0
+
+
+def test_a_token_that_is_due_and_missing_makes_an_open_request_late() -> None:
+    metrics = Metrics()
+    rt = metrics.of("rt")
+    each = stats(metrics, now=100.0, ttft_s=2.0, tbt_s=1.0)
+    assert rt.kept_so_far(101.9) == {}
+    assert rt.kept_so_far(102.1) == {("ttft", False): 1}
+    each.tokens(1, 102.5)
+    assert rt.kept_so_far(103.5) == {("ttft", False): 1, ("tbt", True): 1}
+    assert rt.kept_so_far(103.6) == {("ttft", False): 1, ("tbt", False): 1}, "the second was due at 103.5"
+    assert objectives(metrics) == {}, "it has not ended"
+    each.ended("stop")
+    assert not rt.open and rt.kept_so_far(200.0) == {}
+    assert stats(metrics, now=100.0).keeps("tbt", 999.0) is None, "it has no objective"
+
+
+def test_an_open_request_and_its_silence_are_in_the_text() -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            at.router.allowed = NUM_TOKENS - 2
+            slo = {"ttft_ms": 1, "tbt_ms": 1}
+            body = {"model": "demo", "prompt": "How far?", "stream": True, "slo": slo}
+            late = 'open_request_slo{met="false",slo="tbt",tier="rt"}'
+            silence = 'longest_silence_seconds{tier="rt"}'
+            async with at.http.stream("POST", "/v1/completions", json=body) as stream:
+                lines = stream.aiter_lines()
+                assert await anext(lines)
+                while not (found := await at.metrics())[late]:
+                    pass
+                assert found[late] == 1 and found['open_request_slo{met="true",slo="tbt",tier="rt"}'] == 0
+                assert 0 < found[silence] < (await at.metrics())[silence]
+            await at.router.until(lambda: bool(at.router.aborted))
+            assert (await at.metrics())[late] == 0
+
+    play(scenario)
 
 
 def test_the_time_in_the_queue_is_the_routers_word() -> None:

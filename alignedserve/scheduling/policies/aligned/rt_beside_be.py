@@ -1,6 +1,5 @@
 """Helpers for the parts of `aligned` that share an instance between real time (RT) and best effort (BE). Pure.
 
-- **Sliding windows** hold the tightest objective and the longest request of recent RT.
 - **BE credit** is the instance time that BE is owed.
 - **Headroom** is the number of blocks and slots that BE leaves free for RT.
 - **Sufficient pace** is reached with the smallest amount of BE that still has most of the possible throughput. Every
@@ -11,13 +10,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable
 
 from alignedserve.protocol.messages import InstanceLimits
 
-# Length of the sliding windows, in seconds. It bridges the gaps between bursts.
-MEMORY_S = 60.0
 # The largest share of all blocks that is kept free for the length of recent RT requests. BE can have the rest.
 MAX_HEADROOM_SHARE = 0.25
 # Length of an iteration with prompts beside streams that will be late anyway, as a multiple of one without prompts.
@@ -26,41 +22,6 @@ LATE = 2.0
 # The share of the highest pace that RT prompts need, and BE prompts beside recent RT without an objective. Their chunks
 # then take 0.5 to 0.9 of the time of the fastest chunk of up to 2,048 tokens (cost_presets.json).
 ENOUGH = 0.95
-
-
-# ---- sliding windows -------------------------------------------------------------------------------------------------
-
-
-class SlidingMinimum:
-    """The smallest number that was added within the last MEMORY_S seconds."""
-
-    def __init__(self) -> None:
-        # Pairs of time and number, both ascending. A number is dropped when one that is no larger is added.
-        self._seen: deque[tuple[float, float]] = deque()
-
-    def add(self, number: float, now: float) -> None:
-        while self._seen and self._seen[-1][1] >= number:
-            self._seen.pop()
-        self._seen.append((now, number))
-
-    def value(self, default: float, now: float) -> float:
-        while self._seen and self._seen[0][0] < now - MEMORY_S:
-            self._seen.popleft()
-        return self._seen[0][1] if self._seen else default
-
-
-class SlidingMaximum:
-    """The largest number that was added within the last MEMORY_S seconds."""
-
-    def __init__(self) -> None:
-        # Holds the negated numbers: the smallest of these is the negated largest number.
-        self._negated = SlidingMinimum()
-
-    def add(self, number: float, now: float) -> None:
-        self._negated.add(-number, now)
-
-    def value(self, default: float, now: float) -> float:
-        return -self._negated.value(-default, now)
 
 
 # ---- BE credit -------------------------------------------------------------------------------------------------------

@@ -14,12 +14,8 @@ import math
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.rt_beside_be import (
-    SlidingMaximum,
-    SlidingMinimum,
-    headroom_blocks,
-    headroom_slots,
-)
+from alignedserve.scheduling.policies.aligned.rt_beside_be import headroom_blocks, headroom_slots
+from alignedserve.timing.sliding import SlidingMaximum, SlidingMinimum
 
 # The longest hold of an iteration for RT's KV, as a share of the tightest recent objective. Halving or doubling it
 # changes nothing in four scenarios, and MAX_BARRED_S less than half a point (benchmarks.arena.sweep).

@@ -14,14 +14,13 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.rt_beside_be import (
     ENOUGH,
     BeCredit,
-    SlidingMaximum,
-    SlidingMinimum,
     headroom_blocks,
     nums_for_pace,
 )
 from alignedserve.timing.cost import ChunkCosts
 from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s
 from alignedserve.timing.estimate import Estimate
+from alignedserve.timing.sliding import SlidingMaximum, SlidingMinimum
 from alignedserve.types import RequestKey
 
 # The least share of its pace that BE has. Shorter chunks would keep the instance busy for more time than they save RT.

@@ -32,10 +32,11 @@ from alignedserve.scheduling.island import (
 )
 from alignedserve.scheduling.policies.aligned.router import batches, prompts
 from alignedserve.scheduling.policies.aligned.router.prompts import MOST_OFF, Savable, urgency_of, yields_s
-from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, LATE, SlidingMinimum, nums_for_pace
+from alignedserve.scheduling.policies.aligned.rt_beside_be import ENOUGH, LATE, nums_for_pace
 from alignedserve.scheduling.policy import RouterPart
 from alignedserve.scheduling.routing import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import DEMOTION_S
+from alignedserve.timing.sliding import SlidingMinimum
 from alignedserve.types import InstanceId
 
 # The number of BE requests evicted from colocated instances that are sorted in one event.
