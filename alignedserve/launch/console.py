@@ -182,3 +182,10 @@ def format_output(form: str) -> None:
             lines = FormattedLines(stream, form, level)
             setattr(sys, name, lines)
             atexit.register(lines.finish)
+
+
+def finish_output() -> None:
+    """Writes the lines that have not ended, in a process that exits without Python's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.finish() if isinstance(stream, FormattedLines) else stream.flush()

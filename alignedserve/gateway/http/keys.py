@@ -10,8 +10,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from fastapi import Request
+if TYPE_CHECKING:
+    # The launcher reads keys too, and has no use for a web framework.
+    from fastapi import Request
 
 _KEY, _GROUP_OF = "key:", "group:"
 # The digits of a key's digest that name it in logs.
