@@ -1,4 +1,4 @@
-"""The process that `alignedserve serve` begins as. It takes the signals, and all work is done by its child, the launcher.
+"""The process that `alignedserve serve` begins as. It takes the signals, and its child, the launcher, does the work.
 
 Ray can't be imported, started and stopped in a process that a signal may interrupt: exceptions are lost in its native
 code or break it, and it replaces handlers. So this process never imports it. Until the launcher reports that the system

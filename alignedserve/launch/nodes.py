@@ -124,7 +124,12 @@ def threads_of_each(config: LaunchConfig) -> int:
 
 @contextmanager
 def nodes_of(
-    address: str, config: LaunchConfig, needs_gpus: bool, token: str, say: Callable[[str], None], orders: Orders
+    address: str,
+    config: LaunchConfig,
+    needs_gpus: bool,
+    token: str,
+    say: Callable[[str], None],
+    orders: Orders,
 ) -> Iterator[Nodes]:
     """Yields the nodes of a cluster when there are enough. Raises Stopped at an order meanwhile."""
     with joined_ray(address) as ray:

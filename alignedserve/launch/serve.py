@@ -1,4 +1,4 @@
-"""`alignedserve serve`: checks the settings, starts the launcher, passes signals on to it, and leaves nothing behind."""
+"""`alignedserve serve`: checks the settings, starts the launcher, passes signals on, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from alignedserve.launch.console import format_output
+from alignedserve.launch.console import Alarm, format_output, own_line
 from alignedserve.launch.control import control_path, prepare_directory
 from alignedserve.launch.first_process import Orders, run_in_child
 from alignedserve.launch.leftovers import removing
@@ -17,6 +17,8 @@ from alignedserve.launch.signals import hold_signals
 from alignedserve.types import SHM_PREFIX
 
 logger = logging.getLogger(__name__)
+# Its lines are printed anyway. Without this, logging would print warnings once more where no log file is.
+logger.addHandler(logging.NullHandler())
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -37,7 +39,11 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
             launch(settings, say, orders, left, start_s)
 
-        is_done = run_in_child(launch, spare=left.remover_pid)
+        try:
+            is_done = run_in_child(launch, spare=left.remover_pid)
+        except (ValueError, RuntimeError) as error:
+            logger.error("%s", error)
+            raise
     if not is_done:
         say("stopped")
 
@@ -52,7 +58,8 @@ def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[st
         raise ValueError(f"log_dir={settings.log.dir!r}: {error.strerror}") from None
 
     def say_and_log(line: str) -> None:
-        say(line)
-        logger.info(line)
+        level = logging.WARNING if isinstance(line, Alarm) else logging.INFO
+        say(own_line(settings.log.format, logging.getLevelName(level).lower(), logger.name, line))
+        logger.log(level, "%s", line)
 
     return say_and_log

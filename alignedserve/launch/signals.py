@@ -1,4 +1,4 @@
-"""The signals that end `alignedserve serve`. This module imports nothing slow, because its first function runs first."""
+"""The signals that end `alignedserve serve`. This module imports nothing slow, because it is used first."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class StoreLocation:
 
 @contextlib.contextmanager
 def locate_store(config: LaunchConfig, note: Callable[[int], None]) -> Iterator[StoreLocation]:
-    """Yields the store's location, and locks a private store. `note` gets the ids of its processes. Raises ValueError if
-    there can't be one."""
+    """Yields the store's location, and locks a private store. `note` gets the ids of its processes. Raises ValueError
+    if there can't be one."""
     if config.redis_url is not None:
         try:
             RedisStore(config.redis_url)

@@ -110,6 +110,11 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def launcher_pid(self) -> int:
+        """The process id of the launcher, which the first process has started."""
+        return next(pid for pid, _ in descendants(self.pid) if program_of(pid) != "sh")
+
     def until_said(self, pattern: str, timeout_s: float = START_S) -> str:
         """The line."""
         with self._changed:

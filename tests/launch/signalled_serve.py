@@ -19,9 +19,8 @@ def signal_at(event: int, number: int) -> None:
 
     def on_event(name: str, args: tuple[object, ...]) -> None:
         # Threads count, too, but helpers of the launcher do not.
-        if os.getpid() == first or os.getppid() == first:
-            if next(numbers) == event:
-                os.kill(first, number)
+        if (os.getpid() == first or os.getppid() == first) and next(numbers) == event:
+            os.kill(first, number)
 
     sys.addaudithook(on_event)
 

@@ -86,7 +86,11 @@ def test_a_signal_during_the_start_ends_all_that_was_begun() -> None:
 
 
 def fail(orders: Orders) -> None:
-    raise {"value": ValueError("port=1: no"), "process": ProcessFailed("decode-0 died"), "bug": KeyError("x")}[FAILS[0]]
+    raise {
+        "value": ValueError("port=1: no"),
+        "process": ProcessFailed("decode-0 died"),
+        "bug": KeyError("x"),
+    }[FAILS[0]]
 
 
 FAILS: list[str] = []

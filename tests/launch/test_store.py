@@ -189,7 +189,7 @@ def test_a_second_system_is_told_in_one_line(state: Path) -> None:
     config = LaunchConfig(state_dir=str(state))
     with (
         locate_store(config, note_nothing),
-        pytest.raises(ValueError, match=r"^state_dir='.*': another system uses it; [^\n]*$"),
+        pytest.raises(ValueError, match=r"^state_dir='.*': in use by another server; [^\n]*$"),
         locate_store(config, note_nothing),
     ):
         pass

@@ -70,7 +70,7 @@ class Row {
     this.bar.show(isRunning ? job.alignedserve.progress : total ? (completed + failed) / total : 0);
     this.window.show(isRunning ? job : null);
     const done = `${number(completed)} of ${number(total)} completed, ${number(failed)} failed`;
-    setText(this.counts, `${done}; made ${age(job.serverTimeMs / 1000 - job.created_at)} ago`);
+    setText(this.counts, `${done}; created ${age(job.serverTimeMs / 1000 - job.created_at)} ago`);
   }
 }
 
