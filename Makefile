@@ -95,9 +95,9 @@ TORCH := torch==2.13.0
 	$(BIN)/python -m pip install $(if $(CI),-q) -c requirements.lock -e '.[dev]'
 	touch $@
 
-# all up to the button, in dist/: docs/guides/releasing.md
+# all up to the button, in dist/: docs/guides/releasing.md; ONLY=x86_64: kernels for one machine; DRY=1: a rehearsal
 release: $(BIN)/uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.release
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.release $(ONLY:%=--only %) $(if $(DRY),--dry-run)
 
 lock: $(BIN)/uv
 	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --extra kuberay --no-emit-index-url --no-header --no-annotate \

@@ -16,6 +16,8 @@ InstanceId = NewType("InstanceId", str)
 GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
 # one start of a process, or of a new role in it; later starts have greater epochs
 Epoch = NewType("Epoch", int)
+# the beginning of all names of shared memory
+SHM_PREFIX = "alignedserve-"
 
 
 _GENERATION = "~"

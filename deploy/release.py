@@ -1,10 +1,12 @@
 """All of a release up to the button: checks, the sdist, the wheels, an SBOM, licences and sums, in dist/.
 
-`make release` runs it. docs/guides/releasing.md says what a person does before and after it.
+`make release` runs it, and `make release DRY=1` rehearses it. docs/guides/releasing.md says what a person does before
+and after it.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -13,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
@@ -26,7 +28,7 @@ from hatch_build import repository_of
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-COMPILERS = ("x86_64-linux-gnu-g++", "aarch64-linux-gnu-g++")
+COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 # PyPI's limit of a file, if nobody has asked it for more
 MAX_BYTES = 100_000_000
 
@@ -118,25 +120,44 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def show(problems: Iterator[str]) -> None:
+    for each in problems:
+        print(f"A release would stop here: {each}", flush=True)
+
+
 def stop_at(problems: Iterator[str]) -> None:
     if found := list(problems):
         sys.exit("\n".join(found))
 
 
-def main() -> None:
-    missing = (f"{each} is not installed" for each in COMPILERS if not shutil.which(each))
-    stop_at(each for found in (missing, problems_of_the_tree(ROOT)) for each in found)
+def main(arguments: Sequence[str]) -> None:
+    asked = parsed(arguments)
+    compilers = [COMPILERS[each] for each in asked.only or COMPILERS]
+    missing = (f"{each} is not installed" for each in compilers if not shutil.which(each))
+    # A rehearsal shows them all and goes on.
+    check = show if asked.dry_run else stop_at
+    check(each for found in (missing, problems_of_the_tree(ROOT)) for each in found)
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
-    files = build(ROOT, DIST, dict.fromkeys(COMPILERS, "all"))
-    stop_at(each for file in files for each in problems_of(file))
-    [wheel] = [file for file in files if file.name.endswith("x86_64.whl")]
+    files = build(ROOT, DIST, {} if asked.dry_run else dict.fromkeys(compilers, "all"))
+    check(each for file in files for each in problems_of(file))
+    # pip installs one here. All wheels have the same dependencies.
+    wheel = next(file for file in files if file.name.endswith(("none-any.whl", "x86_64.whl")))
     files += sbom.write(sbom.read(report(wheel, ROOT)), DIST)
     (DIST / "SHA256SUMS").write_text(sums(files))
     for file in files:
         print(f"{file.stat().st_size:10,} bytes  {file.name}")
-    print("Next: docs/guides/releasing.md")
+    print("This was a rehearsal" if asked.dry_run else "Next: docs/guides/releasing.md")
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make release")
+    parser.add_argument(
+        "--only", action="append", choices=[*COMPILERS], help="build kernels for this machine only"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="build no kernels, and stop at no problem")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -32,10 +32,9 @@ from numpy.typing import NDArray
 from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pages import reserve
+from alignedserve.types import SHM_PREFIX
 
 DIRECTORY = Path("/dev/shm")
-# Prefix of all segments' names.
-NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
 VERSION = 6
 # Magic, version, and length of the description.
@@ -145,7 +144,7 @@ def sweep(min_age_s: float = 60.0) -> list[str]:
     A segment under construction is briefly not open either, so only segments older than `min_age_s` are removed.
     """
     swept = []
-    for path in DIRECTORY.glob(f"{NAME_PREFIX}*"):
+    for path in DIRECTORY.glob(f"{SHM_PREFIX}*"):
         if _is_left(path, min_age_s):
             path.unlink(missing_ok=True)
             swept.append(path.name)

@@ -24,7 +24,7 @@ from alignedserve.batch.inputs import FileGone, Inputs
 from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Written, after
 from alignedserve.batch.lines import Line, TooManyLines, lines_of
 from alignedserve.batch.loop_turns import LoopTurns
-from alignedserve.batch.parse import LineProblem, Parsed
+from alignedserve.batch.parse import LineProblem, Parsed, Wrong
 from alignedserve.batch.placed_inputs import InputChanged
 from alignedserve.batch.reader import LineReader
 from alignedserve.batch.results import (
@@ -178,11 +178,11 @@ class JobRun:
                 break
         return validator.result()
 
-    async def _found(self, line: Line) -> Parsed | Problem:
+    async def _found(self, line: Line) -> Parsed | Wrong:
         try:
             return await self.shared.reader.parsed(line)
         except LineProblem as error:
-            return error.problem
+            return error.wrong
 
     async def _answer_in_time(self, job: JobRecord) -> Event | None:
         try:

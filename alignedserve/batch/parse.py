@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import msgspec
@@ -15,10 +16,19 @@ MAX_CUSTOM_ID_CHARS = 512
 _MAX_CHARS = 1000
 
 
+class Wrong(msgspec.Struct, frozen=True):
+    """A line that can't run: all that is wrong with it by itself, and those of its texts that can be read."""
+
+    problems: list[Problem]
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+
+
 class LineProblem(ValueError):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
+    def __init__(self, wrong: Wrong) -> None:
+        super().__init__(wrong.problems[0].message)
+        self.wrong = wrong
 
 
 class Parsed(msgspec.Struct, frozen=True):
@@ -51,7 +61,7 @@ def parse(text: bytes | None, number: int) -> Parsed:
     contains. Raises LineProblem."""
     if text is None:
         message = f"the line is longer than {MAX_LINE_BYTES} bytes"
-        raise LineProblem(Problem("line_too_long", message, number))
+        raise LineProblem(Wrong([Problem("line_too_long", message, number)]))
     try:
         # The JSON decoder does not check the encoding of skipped values.
         text.decode()
@@ -59,46 +69,53 @@ def parse(text: bytes | None, number: int) -> Parsed:
     except LineProblem:
         raise
     except msgspec.ValidationError:
-        raise LineProblem(
-            Problem("invalid_json_line", "this line is JSON, but not an object", number)
-        ) from None
+        problem = Problem("invalid_json_line", "this line is JSON, but not an object", number)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineProblem(Problem("invalid_json_line", f"this line is not JSON: {error}", number)) from None
+        problem = Problem("invalid_json_line", f"this line is not JSON: {error}", number)
+    raise LineProblem(Wrong([problem]))
 
 
 def _parse(text: bytes, number: int) -> Parsed:
     found: dict[str, Any] = _whole.decode(text)
     values = {name: bytes(found[name]) for name in _KINDS if name in found}
-    for name, kind in _KINDS.items():
-        if name not in values:
-            message = f"{name}: is missing"
-            raise LineProblem(Problem("missing_required_parameter", message, number, name))
-        if not values[name].startswith(_OPENINGS[kind]):
-            raise LineProblem(Problem("invalid_type", f"{name}: must be {kind}", number, name))
-    custom_id = _string.decode(values["custom_id"])
-    if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+    problems = [*_problems(found.keys(), values, number)]
+    wrong = {each.param for each in problems}
+    texts = {
+        name: shortened(_string.decode(values[name]), _MAX_CHARS)
+        for name, kind in _KINDS.items()
+        if kind == "a string" and name not in wrong
+    }
+    if "custom_id" in texts and not 0 < len(texts["custom_id"]) <= MAX_CUSTOM_ID_CHARS:
+        del texts["custom_id"]
         message = f"custom_id: must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
-        raise LineProblem(Problem("invalid_custom_id", message, number, "custom_id"))
-    if unknown := found.keys() - _KINDS.keys():
-        name = shortened(min(unknown), _MAX_CHARS)
-        raise LineProblem(Problem("unknown_parameter", f"{name}: unknown", number, name))
-    body = values["body"]
+        problems.append(Problem("invalid_custom_id", message, number, "custom_id"))
+    body, model = values.get("body", b""), None
+    if "body" not in wrong and (raw := _model(body)) is not None:
+        if raw.startswith(b'"'):
+            model = shortened(_string.decode(raw), _MAX_CHARS)
+        else:
+            problems.append(Problem("invalid_type", "model: must be a string", number, "body.model"))
+    if problems:
+        raise LineProblem(Wrong(problems, **texts))
     # The same bytes may occur earlier in the line, for instance in a text. They serve as well.
     start = text.find(body)
-    return Parsed(
-        custom_id,
-        shortened(_string.decode(values["method"]), _MAX_CHARS),
-        shortened(_string.decode(values["url"]), _MAX_CHARS),
-        _model(body, number),
-        start,
-        start + len(body),
-    )
+    return Parsed(**texts, model=model, start=start, end=start + len(body))
 
 
-def _model(body: bytes, number: int) -> str | None:
+def _problems(names: Set[str], values: Mapping[str, bytes], number: int) -> Iterator[Problem]:
+    """Yields what is missing, of another kind or unknown."""
+    for name, kind in _KINDS.items():
+        if name not in values:
+            yield Problem("missing_required_parameter", f"{name}: is missing", number, name)
+        elif not values[name].startswith(_OPENINGS[kind]):
+            yield Problem("invalid_type", f"{name}: must be {kind}", number, name)
+    if unknown := names - _KINDS.keys():
+        name = shortened(min(unknown), _MAX_CHARS)
+        yield Problem("unknown_parameter", f"{name}: unknown", number, name)
+
+
+def _model(body: bytes) -> bytes | None:
+    """Returns the JSON of the body's model; None if it names none."""
     raw = _body.decode(body).model
-    if isinstance(raw, msgspec.UnsetType) or (value := bytes(raw)) == b"null":
-        return None
-    if not value.startswith(b'"'):
-        raise LineProblem(Problem("invalid_type", "model: must be a string", number, "body.model"))
-    return shortened(_string.decode(value), _MAX_CHARS)
+    value = None if isinstance(raw, msgspec.UnsetType) else bytes(raw)
+    return None if value == b"null" else value

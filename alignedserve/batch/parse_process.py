@@ -7,9 +7,8 @@ import sys
 
 import msgspec
 
-from alignedserve.batch.parse import LineProblem, Parsed, parse
+from alignedserve.batch.parse import LineProblem, Parsed, Wrong, parse
 from alignedserve.process.child import read_frame, write_frame
-from alignedserve.store import Problem
 
 # A line with a million unknown names takes a hundred times its size.
 MAX_MEMORY_BYTES = 2 << 30
@@ -17,11 +16,11 @@ MAX_MEMORY_BYTES = 2 << 30
 NUMBER_BYTES = 4
 
 
-class ParsedOrProblem(msgspec.Struct, frozen=True):
-    """The parsed line, or the problem with it; exactly one of them is set."""
+class ParsedOrWrong(msgspec.Struct, frozen=True):
+    """The parsed line, or what is wrong with it; exactly one of them is set."""
 
     parsed: Parsed | None = None
-    problem: Problem | None = None
+    wrong: Wrong | None = None
 
 
 def main() -> None:
@@ -30,13 +29,13 @@ def main() -> None:
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(_answer(content)))
 
 
-def _answer(content: bytes) -> ParsedOrProblem:
+def _answer(content: bytes) -> ParsedOrWrong:
     try:
-        return ParsedOrProblem(
+        return ParsedOrWrong(
             parsed=parse(content[NUMBER_BYTES:], int.from_bytes(content[:NUMBER_BYTES], "big"))
         )
     except LineProblem as error:
-        return ParsedOrProblem(problem=error.problem)
+        return ParsedOrWrong(wrong=error.wrong)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import msgspec
 from alignedserve.batch import parse_process
 from alignedserve.batch.config import STEP_BYTES
 from alignedserve.batch.lines import Line
-from alignedserve.batch.parse import LineProblem, Parsed, parse
-from alignedserve.batch.parse_process import NUMBER_BYTES, ParsedOrProblem
+from alignedserve.batch.parse import LineProblem, Parsed, Wrong, parse
+from alignedserve.batch.parse_process import NUMBER_BYTES, ParsedOrWrong
 from alignedserve.process.child import Child, ChildEnded, Starter
 from alignedserve.store import Problem
 
@@ -29,10 +29,11 @@ class LineReader:
         try:
             answer = await self._child.ask(line.number.to_bytes(NUMBER_BYTES, "big"), line.text)
         except ChildEnded:
-            raise LineProblem(Problem("invalid_json_line", "this line can't be read", line.number)) from None
-        told = msgspec.msgpack.decode(answer, type=ParsedOrProblem)
-        if told.problem:
-            raise LineProblem(told.problem)
+            problem = Problem("invalid_json_line", "this line can't be read", line.number)
+            raise LineProblem(Wrong([problem])) from None
+        told = msgspec.msgpack.decode(answer, type=ParsedOrWrong)
+        if told.wrong:
+            raise LineProblem(told.wrong)
         assert told.parsed
         return told.parsed
 

@@ -4,13 +4,13 @@ model. An invalid body is answered with an error and affects no other line."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from alignedserve.batch.config import MAX_LINES
 from alignedserve.batch.job import Invalid, Valid
-from alignedserve.batch.parse import Parsed
+from alignedserve.batch.parse import Parsed, Wrong
 from alignedserve.store import Problem
 from alignedserve.types import shortened
 
@@ -35,12 +35,11 @@ class Validator:
         """Whether further lines cannot change the outcome."""
         return len(self._problems) >= MAX_PROBLEMS or self._num_lines > MAX_LINES
 
-    def add(self, number: int, found: Parsed | Problem) -> None:
-        """Adds the next line: its content, or its problem."""
+    def add(self, number: int, found: Parsed | Wrong) -> None:
+        """Adds the next line: its content, or what is wrong with it."""
         self._num_lines += 1
-        problem = found if isinstance(found, Problem) else self._problem(number, found)
-        if problem:
-            self._problems.append(_shortened(problem))
+        own = found.problems if isinstance(found, Wrong) else []
+        self._problems += map(_shortened, (*own, *self._problems_of(number, found)))
 
     def result(self) -> Valid | Invalid:
         if self._num_lines > MAX_LINES:
@@ -52,13 +51,17 @@ class Validator:
             return Invalid(self._problems[:MAX_PROBLEMS])
         return Valid(self._num_lines, self._model)
 
-    def _problem(self, number: int, line: Parsed) -> Problem | None:
-        if line.method != "POST":
-            return Problem("invalid_method", f"method={line.method!r}: must be 'POST'", number, "method")
-        if line.url != self._endpoint:
+    def _problems_of(self, number: int, line: Parsed | Wrong) -> Iterator[Problem]:
+        """Yields what does not fit the job or other lines."""
+        if line.method not in ("POST", None):
+            yield Problem("invalid_method", f"method={line.method!r}: must be 'POST'", number, "method")
+        if line.url not in (self._endpoint, None):
             message = f"url={line.url!r}: the batch's endpoint is {self._endpoint!r}"
-            return Problem("invalid_url", message, number, "url")
-        return self._duplicate(line.custom_id, number) or self._other_model(line.model, number)
+            yield Problem("invalid_url", message, number, "url")
+        if line.custom_id is not None and (problem := self._duplicate(line.custom_id, number)):
+            yield problem
+        if isinstance(line, Parsed) and (problem := self._other_model(line.model, number)):
+            yield problem
 
     def _duplicate(self, custom_id: str, number: int) -> Problem | None:
         digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()

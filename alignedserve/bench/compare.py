@@ -59,15 +59,17 @@ class MeasuredServer:
     model: str
     alone: Results
     beside: Results
-    # Answered lines of best effort per second, while chat ran.
-    lines_per_s: float
+    # Answered lines of best effort per second, while chat ran; None: all lines had ended before chat did.
+    lines_per_s: float | None
     has_batch_api: bool
-    # False: all lines were answered or refused before chat ended.
-    has_job_lasted: bool
     # The first error of chat requests; None: there was none.
     error: str | None
     # Why the batch job or its files may still be on the server; None: they are not.
     left_behind: str | None = None
+
+    @property
+    def has_job_lasted(self) -> bool:
+        return self.lines_per_s is not None
 
     @property
     def runs(self) -> dict[str, Results]:
@@ -143,9 +145,8 @@ async def _measure(
         model,
         evaluate(*first, alone.objectives, PERCENTILES),
         evaluate(*second, beside.objectives, PERCENTILES),
-        (num_done - num_before) / passed_s,
+        (num_done - num_before) / passed_s if has_job_lasted else None,
         has_batch_api,
-        has_job_lasted,
         next((each.error for each in outcomes if each.error), None),
         left_behind,
     )
@@ -205,7 +206,7 @@ def _rows(found: MeasuredServer) -> Iterator[list[str]]:
             f"{run.completed}/{run.completed + run.failed}",
             f"{100 * run.attainment['rt']:.1f} %",
             *(f"{times[percent]:.0f}" for times in (ttft, tpot) for percent in PERCENTILES),
-            "-" if run is found.alone else f"{found.lines_per_s:.2f}",
+            "-" if run is found.alone or found.lines_per_s is None else f"{found.lines_per_s:.2f}",
         ]
 
 
@@ -244,9 +245,11 @@ def remarks(found: Sequence[MeasuredServer], config: CompareConfig) -> Iterator[
 
 
 def verdict(found: Sequence[MeasuredServer]) -> str:
-    """Returns the result in one sentence."""
+    """Returns the result in one sentence, if there is one."""
+    if short := [each.server.label for each in found if not each.has_job_lasted]:
+        return f"No verdict: chat ran beside no job for some of the time on {' and '.join(short)}."
     in_time = ", ".join(
         f"{100 * each.beside.attainment['rt']:.1f} % on {each.server.label}" for each in found
     )
-    lines = ", ".join(f"{each.lines_per_s:.2f} on {each.server.label}" for each in found)
+    lines = ", ".join(f"{each.lines_per_s or 0:.2f} on {each.server.label}" for each in found)
     return f"Beside the batch job, chat is in time for {in_time}; batch lines per second: {lines}."

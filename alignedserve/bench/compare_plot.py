@@ -41,8 +41,10 @@ def draw(found: Sequence[MeasuredServer], path: Path) -> None:
         axes.set_xticks([x + 0.2 for x in range(len(found))], labels)
         axes.set_title(title)
     panels[0].legend(loc="lower left")
-    bars = batch.bar(range(len(found)), [each.lines_per_s for each in found], 0.5, color=_BATCH_COLOR)
-    batch.bar_label(bars, fmt="%.2f")
+    bars = batch.bar(range(len(found)), [each.lines_per_s or 0.0 for each in found], 0.5, color=_BATCH_COLOR)
+    batch.bar_label(
+        bars, ["ended" if each.lines_per_s is None else f"{each.lines_per_s:.2f}" for each in found]
+    )
     batch.set_xticks(range(len(found)), labels)
     batch.set_title("batch lines/s beside chat")
     figure.savefig(path, format="png", dpi=120)

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from alignedserve.cli.main import main
+import sys
 
-__all__ = ["main"]
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        # A signal may arrive while click is imported.
+        from alignedserve.launch.signals import exit_at_signals
+
+        exit_at_signals()
+    from alignedserve.cli.main import main as run
+
+    run()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import IO, Any
 import click
 import httpx2
 
+from alignedserve.cli.command import WrongOption
 from alignedserve.cli.http import away, http_client, refusal
 from alignedserve.cli.options import writing
 from alignedserve.cli.output_file import whole_file
@@ -29,6 +31,8 @@ Json = dict[str, Any]
 _POLL_S = 0.5
 # Seconds for which the server may be unreachable, for instance during a restart.
 _PATIENCE_S = 120.0
+# Ids consist of these, so an id never becomes another path.
+_ID = re.compile(r"[\w-]+", re.ASCII)
 _OVER = ("failed", "completed", "expired", "cancelled")
 
 
@@ -37,12 +41,13 @@ class BatchClient:
         self._http = http
 
     def submit(self, source: Path, endpoint: str | None, completion_window: str) -> Json:
+        endpoint = endpoint or _endpoint_of(source)
         with source.open("rb") as file:
             form = {"purpose": "batch"}
             uploaded = self._ask("POST", "/v1/files", data=form, files={"file": (source.name, file)})
         asked = {
             "input_file_id": uploaded["id"],
-            "endpoint": endpoint or _endpoint_of(source),
+            "endpoint": endpoint,
             "completion_window": completion_window,
         }
         try:
@@ -53,14 +58,14 @@ class BatchClient:
             raise
 
     def batch(self, batch_id: str) -> Json:
-        return self._ask("GET", f"/v1/batches/{batch_id}")
+        return self._ask("GET", _path_of(batch_id))
 
     def batches(self, limit: int) -> list[Json]:
         found: list[Json] = self._ask("GET", "/v1/batches", params={"limit": limit})["data"]
         return found
 
     def cancel(self, batch_id: str) -> Json:
-        return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
+        return self._ask("POST", f"{_path_of(batch_id)}/cancel")
 
     def wait(self, batch: Json) -> Json:
         """Waits until the batch has ended, and returns it. A restart of the server does not interrupt the wait.
@@ -156,12 +161,29 @@ def _failure(answer: httpx2.Response) -> Exception:
 
 
 def _endpoint_of(source: Path) -> str:
+    """Returns the endpoint of the first line. Raises WrongOption."""
     with source.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"")
+        number, first = next(
+            ((number, line) for number, line in enumerate(file, 1) if line.strip()), (0, b"")
+        )
+    if not number:
+        raise WrongOption(f"{source}: is empty")
     try:
-        return str(json.loads(first)["url"])
-    except (ValueError, KeyError, TypeError):
-        raise click.ClickException(f"{source}: the first line is not a request with a url") from None
+        return str(json.loads(first.removeprefix(BOM_UTF8).decode())["url"])
+    except UnicodeDecodeError:
+        problem = "is not UTF-8"
+    except ValueError as error:
+        problem = f"is not JSON: {error}"
+    except (LookupError, TypeError):
+        problem = "is not a request with a url"
+    raise WrongOption(f"{source}: line {number} {problem}")
+
+
+def _path_of(batch_id: str) -> str:
+    """Returns the batch's path. Raises ClickException for what can't be an id, such as another path."""
+    if not _ID.fullmatch(batch_id):
+        raise click.ClickException(f"batch_id={batch_id!r}: there is no such batch")
+    return f"/v1/batches/{batch_id}"
 
 
 @contextmanager

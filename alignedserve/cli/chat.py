@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 
 from alignedserve import demo
 from alignedserve.cli.batch import DEFAULT_URL, server_options
-from alignedserve.cli.command import Command, OneOf
+from alignedserve.cli.command import Command, OneOf, WrongOption
 
 if TYPE_CHECKING:
     from alignedserve.cli.chat_client import ChatAnswer, ChatSession
@@ -50,6 +51,8 @@ def command(
     **options: Any,
 ) -> None:
     """Chat with a running server. If the input is not a terminal, each of its lines is a message."""
+    if quick is not None and not quick.strip():
+        raise WrongOption("-q: give a question")
     from alignedserve.cli.chat_client import ChatClient, ChatSession, NoAnswer, find_model
     from alignedserve.cli.http import http_client
 
@@ -61,6 +64,8 @@ def command(
             greedy = {"temperature": 0.0} if model == demo.NAME else {}
             client = ChatClient(http, model, greedy | given)
             chat = ChatSession(client, system_prompt)
+            if model == demo.NAME and sys.stderr.isatty() and (quick is not None or sys.stdin.isatty()):
+                _say(demo.ABILITIES)
             if quick is not None:
                 _answer(chat, quick, stats)
             elif sys.stdin.isatty() and sys.stdout.isatty():
@@ -69,7 +74,8 @@ def command(
             elif not _pipe(chat, stats):
                 sys.exit(1)
         except NoAnswer as error:
-            raise click.ClickException(_one_line(error)) from None
+            # The server names its own parameters, and the command its options.
+            raise ValueError(re.sub("^model=", "model_name=", _one_line(error))) from None
 
 
 def _talk(chat: ChatSession, stats: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 ALL = "all"
 # The value of a bare `--help`.
@@ -176,6 +177,15 @@ class OneOf(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return one_of(self, str(value), self.known, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return completions(self.known, incomplete)
+
+
+def completions(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
 def one_of(

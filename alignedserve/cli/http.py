@@ -19,7 +19,12 @@ def http_client(url: str, api_key: str | None) -> httpx2.Client:
 
 
 def refusal(answer: httpx2.Response) -> str:
-    """Returns why the server refused, in its own words if it sent any."""
+    """Returns why the server refused, in its own words if it sent any and a command has no better ones."""
+    if answer.status_code == httpx2.codes.UNAUTHORIZED:
+        what = (
+            "does not know this API key" if "authorization" in answer.request.headers else "needs an API key"
+        )
+        return f"{_host_of(answer.url)}: the server {what}; give --api-key KEY, or set OPENAI_API_KEY"
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -39,6 +44,10 @@ def why_away(http: httpx2.Client, error: httpx2.TransportError) -> str:
 
 def _is_absent(error: httpx2.TransportError) -> bool:
     return isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+
+
+def _host_of(url: httpx2.URL) -> str:
+    return str(url.copy_with(path="/", query=None)).rstrip("/")
 
 
 def _base_of(url: str) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
-from alignedserve.cli.command import Command, OneOf, one_of
+from alignedserve.cli.command import Command, OneOf, completions, one_of
 from alignedserve.engine.config import EngineConfig
 
 Decorated = Callable[..., Any]
@@ -91,6 +92,13 @@ class PolicyName(click.types.StringParamType):
         if ":" in str(value):
             return str(value)
         return one_of(self, str(value), POLICIES, param, ctx, ", or package.module:Class")
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from alignedserve.scheduling.policies import POLICIES
+
+        return completions(POLICIES, incomplete)
 
 
 class _Option(click.Option):

@@ -26,7 +26,7 @@ def command(host: str, port: int) -> None:
         try:
             sock.connect(control_path(host, port))
         except OSError:
-            raise click.ClickException(f"no system of this user serves {host}:{port} here") from None
+            raise click.ClickException(f"no server of yours on {host}:{port}") from None
         sock.sendall(ASK_RESTART)
         last = _printed(sock.makefile())
     if last != DONE:

@@ -27,13 +27,14 @@ def command(model: str | None, **options: Any) -> None:
 
     Without MODEL, the demo model is served.
     """
+    settings = settings_of(model, options)
+    # Values are checked before anything slow is imported.
     from alignedserve.launch.serve import serve
 
     write_whole_lines()
     try:
-        serve(settings_of(model, options), _say)
+        serve(settings, _say)
     except RuntimeError as error:
-        # This is a ProcessFailed. Its module imports ray, which `--help` does not need.
         raise click.ClickException(str(error)) from error
 
 

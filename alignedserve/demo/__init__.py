@@ -6,6 +6,11 @@ MODEL_DIR = Path(__file__).parent / "model"
 # The name of the demo model wherever a model is named.
 NAME = "demo"
 
+# What a chat shows beside its first question.
+ABILITIES = (
+    "The demo model only knows small tasks: count, repeat, spell or reverse a word, add, subtract, list days, months "
+    'or letters, pick from a list. Try "Count from 95 to 105."'
+)
 EXAMPLE_PROMPTS = (
     "Count from 95 to 105.",
     'Repeat the word "river" 4 times.',

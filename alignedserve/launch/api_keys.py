@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from alignedserve.gateway.config import KeyConfig
 from alignedserve.gateway.http.keys import contents_of, files_of, owners_in
+from alignedserve.launch.console import Alarm
 
 _Result = TypeVar("_Result")
 
@@ -96,11 +97,13 @@ class KeyFile:
         return reading.result()
 
     def _complain(self, problem: str) -> None:
-        """Prints the problem if it is new, or was printed long ago."""
+        """Prints the problem if it is new, or was printed long ago. It names the flag."""
+        for option, path in self._files.items():
+            problem = problem.replace(f"{option}={path!r}", f"--{option.replace('_', '-')} {path}")
         now_s = self._clock()
         if problem != self._problem or now_s - self._printed_s >= REPEAT_S:
             self._problem, self._printed_s = problem, now_s
-            self._say(f"the API keys stay as they are: {problem}")
+            self._say(Alarm(f"the API keys stay as they are: {problem}"))
 
     def _read(self) -> dict[bytes, str] | None:
         """Returns the owners; None if the file may be half written: the same contents have to be there at two looks in

@@ -101,7 +101,7 @@ class LaunchConfig:
             if self.colocated_instances is not None and getattr(self, name) is not None:
                 raise ValueError(
                     f"colocated_instances={self.colocated_instances} and {name}={getattr(self, name)}: "
-                    "an island has one or the other"
+                    "choose one"
                 )
         if self.max_islands is not None and self.max_islands < self.min_islands:
             raise ValueError(

@@ -30,6 +30,8 @@ from alignedserve.process.whole_lines import WholeLines
 from alignedserve.types import shortened
 
 LAUNCHER = "launcher"
+# how click begins the line about an error that ends the command
+_ERROR = "Error: "
 # seconds that a line has to end
 SHOW_S = 1.0
 _FORWARDED = re.compile(r"\((?:(\S+) )?(?:pid=(\d+)|(raylet|autoscaler)[^,)]*)(?:, ip=([^)]*))?\) ?")
@@ -42,6 +44,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UNWANTED = re.compile(
     r"A worker died or was killed while executing a task|Task .* failed\. There are .* retries remaining"
 )
+
+
+class Alarm(str):
+    """A line of the launcher about something that failed or ended by itself. Its level is warning."""
 
 
 @dataclass(eq=False)
@@ -154,15 +160,25 @@ class FormattedLines(WholeLines):
 
     def _object(self, message: str, found: re.Match[str] | None) -> dict[str, Any]:
         name, pid, service, host = found.groups() if found else (LAUNCHER, None, None, None)
-        line: dict[str, Any] = {
-            "time": time_of(time.time()),
-            "level": "info" if found else self._level,
-            "logger": "output" if found else __name__,
-            "message": shortened(message, MAX_CHARS),
-            "request_id": None,
-            "process": name or service or "ray",
-        }
+        level = "info" if found else "error" if message.startswith(_ERROR) else self._level
+        line = _object_of(level, "output" if found else __name__, message, name or service or "ray")
         return line | ({"pid": int(pid)} if pid else {}) | ({"host": host} if host else {})
+
+
+def own_line(form: str, level: str, logger: str, line: str) -> str:
+    """Returns a line of the launcher as stdout gets it. In JSON it has the level and logger that it has in the log."""
+    return json.dumps(_object_of(level, logger, line, LAUNCHER)) if form == "json" else line
+
+
+def _object_of(level: str, logger: str, message: str, process: str) -> dict[str, Any]:
+    return {
+        "time": time_of(time.time()),
+        "level": level,
+        "logger": logger,
+        "message": shortened(message, MAX_CHARS),
+        "request_id": None,
+        "process": process,
+    }
 
 
 def _is_object(text: str) -> bool:
@@ -182,3 +198,10 @@ def format_output(form: str) -> None:
             lines = FormattedLines(stream, form, level)
             setattr(sys, name, lines)
             atexit.register(lines.finish)
+
+
+def finish_output() -> None:
+    """Writes the lines that have not ended, in a process that exits without Python's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.finish() if isinstance(stream, FormattedLines) else stream.flush()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.control import Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
@@ -76,7 +77,7 @@ class IslandSupervisor:
         try:
             await gateway.supervise()
         except ProcessFailed as failed:
-            self._say(f"{failed}; {self.name} has no gateway")
+            self._say(Alarm(f"{failed}; {self.name} has no gateway"))
 
     @property
     def is_up(self) -> bool:
@@ -120,7 +121,7 @@ class IslandSupervisor:
             supervisor = self._supervisors[spec.instance_id]
             begun_s = time.monotonic()
             await supervisor.replace()
-            say(f"{supervisor.name} is another process, after {time.monotonic() - begun_s:.1f} s")
+            say(f"{supervisor.name} replaced in {time.monotonic() - begun_s:.1f} s")
             await asyncio.sleep(PAUSE_S)
 
     # ---- the connection's handler ----

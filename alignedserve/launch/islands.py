@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.control import Say
 from alignedserve.launch.growth import LatestLoad, leaving
 from alignedserve.launch.island_supervisor import IslandSupervisor
@@ -138,11 +139,11 @@ class NodeIslands:
     def _changed(self, change: Change) -> None:
         for number in change.gone:
             island = self._islands[number]
-            self._say(f"{island.name} is gone")
+            self._say(Alarm(f"{island.name} is gone"))
             self._problems.pop(island.plan.node.node_id, None)
             self._let_go(number)
         for problem in change.problems:
-            self._say(problem)
+            self._say(Alarm(problem))
         for node in change.come:
             try:
                 plan = self._plan(node)
@@ -224,7 +225,7 @@ class NodeIslands:
 
     def _failed(self, node: Node, problem: str) -> None:
         self._nodes.failed(node.number)
-        self._say(problem)
+        self._say(Alarm(problem))
         self._problems[node.node_id] = problem
 
     def _tell_gateways(self) -> None:

@@ -39,9 +39,11 @@ done
 
 
 class Leftovers:
-    def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
+    def __init__(self, directory: Path, prefix: str, remover: subprocess.Popen[bytes]) -> None:
         self.directory = directory
+        self.prefix = prefix
         self._remover = remover
+        self.remover_pid = remover.pid
         # the child processes that existed before, and the remover
         self._before = set(descendants(os.getpid()))
 
@@ -75,7 +77,7 @@ def removing(prefix: str) -> Iterator[Leftovers]:
     remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         with kept(directory):
-            yield Leftovers(directory, remover)
+            yield Leftovers(directory, prefix, remover)
     finally:
         assert remover.stdin
         remover.stdin.close()

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.first_process import Orders
 from alignedserve.launch.growth import Growth
-from alignedserve.launch.leftovers import removing
+from alignedserve.launch.leftovers import Leftovers
 from alignedserve.launch.node_choice import NodeChoice
 from alignedserve.launch.plan import Node, free_shm_bytes
 from alignedserve.launch.ports import free_port
@@ -100,13 +101,13 @@ class ThisMachine:
 
 
 @contextmanager
-def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[Nodes]:
-    """Yields this machine as the only node. Names of shared memory begin with `prefix`. What is left of it at the end
-    is removed."""
+def this_machine(config: LaunchConfig, token: str, left: Leftovers) -> Iterator[Nodes]:
+    """Yields this machine as the only node. Its sockets and Ray's files are in the directory that is removed in the
+    end."""
     # the router and the pool included
     num_processes = sum(config.instances().values()) + config.gateways + 2
     num_threads = threads_of_each(config)
-    with removing(prefix) as left, local_ray(left.directory, num_processes, num_threads) as ray:
+    with local_ray(left.directory, num_processes, num_threads) as ray:
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         router, launcher = (
@@ -123,9 +124,17 @@ def threads_of_each(config: LaunchConfig) -> int:
 
 @contextmanager
 def nodes_of(
-    address: str, config: LaunchConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
+    address: str,
+    config: LaunchConfig,
+    needs_gpus: bool,
+    token: str,
+    say: Callable[[str], None],
+    orders: Orders,
 ) -> Iterator[Nodes]:
+    """Yields the nodes of a cluster when there are enough. Raises Stopped at an order meanwhile."""
     with joined_ray(address) as ray:
+        # A kill would leave what the autoscaler is asked for.
+        orders.up()
         if can_others_write(directory := directory_of(ray)):
             say(
                 f"other users of this machine can write in Ray's directory, {directory}: start Ray with RAY_TMPDIR"
@@ -137,7 +146,7 @@ def nodes_of(
                 if num_missing != said:
                     said = num_missing
                     say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
-                time.sleep(LOOK_S)
+                orders.pause(LOOK_S)
             if nodes.may_grow and nodes.growth is None:
                 say(
                     f"no node has the resource {ISLAND}: all nodes are used, and the autoscaler is asked for none"

@@ -19,9 +19,8 @@ from alignedserve.kv.format import BlockFormat, check_pool_kv_dtype
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.pool import PoolConfig
 from alignedserve.kvpool.process import PoolProcessConfig
-from alignedserve.launch.settings import Settings
+from alignedserve.launch.settings import Settings, absolute_path, log_of
 from alignedserve.models.locate import Location
-from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import check_policy, make_policy
@@ -218,7 +217,7 @@ def plan_gateways(
         files_at=_absolute(settings.launch.files_at),
         batches=settings.batches.for_slots(num_decoding * engine.max_num_seqs),
         log=log_of(settings),
-        lengths=replace(settings.lengths, corpus=_absolute_path(settings.lengths.corpus)),
+        lengths=replace(settings.lengths, corpus=absolute_path(settings.lengths.corpus)),
         slo=settings.slo,
         webhooks=settings.webhooks,
         webhook_secrets=settings.webhooks.secrets(os.environ),
@@ -247,16 +246,6 @@ def plan_island_gateway(gateway: ProcessSpec, node: Node) -> ProcessSpec:
 
 def _names_of_island_gateways(settings: Settings) -> tuple[InstanceId, ...]:
     return (ISLAND_GATEWAY,) if settings.launch.island_gateways else ()
-
-
-def log_of(settings: Settings) -> LogConfig:
-    """Returns the logging settings with an absolute directory, because other processes may run in other
-    directories."""
-    return replace(settings.log, dir=_absolute_path(settings.log.dir))
-
-
-def _absolute_path(path: str | None) -> str | None:
-    return path and os.path.abspath(os.path.expanduser(path))
 
 
 def _absolute(place: str | None) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # These ports are below those that kernels choose for outgoing connections, so that no other process gets a router's
 # port by chance while the router restarts.
@@ -41,3 +43,17 @@ def check_address(host: str, port: int) -> None:
         raise ValueError(f"host={host!r}, port={port}: {error.strerror}") from None
     if not free:
         raise ValueError(f"port={port}: another program listens on it at {host}")
+
+
+@contextmanager
+def claimed(host: str, port: int) -> Iterator[None]:
+    """Keeps other systems from this address, which has no listener while this one starts. Raises ValueError if another
+    one has it."""
+    # A name in the abstract namespace. It goes with the processes that hold it, and belongs to the network namespace,
+    # in which a port exists once.
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0alignedserve-serve:{host}:{port}")
+        except OSError:
+            raise ValueError(f"port={port}: another server is starting on it at {host}") from None
+        yield

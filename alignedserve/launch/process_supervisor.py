@@ -20,6 +20,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.control import RestartFailed
 from alignedserve.process import HANG_S
 
@@ -105,11 +106,12 @@ class ProcessSupervisor:
             return
         self._is_up.clear()
         self._is_down.set()
-        self._start_s = time.monotonic()
+        if not self._is_replacing:
+            self._start_s = time.monotonic()
         if is_dead and not self._is_stopping:
             self._is_missed = True
             if not self._is_replacing:
-                self._say(f"{self.name} is down; starting it again")
+                self._say(Alarm(f"{self.name} is down; starting it again"))
 
     @property
     def is_up(self) -> bool:
@@ -168,12 +170,14 @@ class ProcessSupervisor:
     async def replace(self) -> None:
         """Kills the process and puts another in its place. Returns when that is up. Raises RestartFailed. If no other
         process could be prepared, this one goes on."""
+        start_s = time.monotonic()
         new = await self.successor()
         if not self._is_up.is_set():
             if new:
                 new.kill()
             raise RestartFailed(f"{self.name} is not up")
         self._is_replacing, self._is_next_awaited, self._is_restarting = True, bool(new), not new
+        self._start_s = start_s
         try:
             self._actor.kill() if new else self._actor.restart()
             async with asyncio.timeout(self.patience_s):
@@ -257,11 +261,11 @@ class ProcessSupervisor:
             self._reason = reason
             if not self._was_up:
                 raise ProcessFailed(f"{self.name}: {reason}")
-            self._say(f"{self.name} failed: {reason}")
+            self._say(Alarm(f"{self.name} failed: {reason}"))
             self._is_restarting = True
             self._actor.restart()
         else:
-            self._say(f"{self.name}: {reason}")
+            self._say(Alarm(f"{self.name}: {reason}"))
         if self._num_deaths >= MAX_DEATHS:
             raise ProcessFailed(
                 f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}"
@@ -276,7 +280,7 @@ class ProcessSupervisor:
             if await self._comes_back_within(HANG_S):
                 continue
             if run == self._num_runs and self._is_missed and not self._is_replacing:
-                self._say(f"{self.name} hangs; killing it")
+                self._say(Alarm(f"{self.name} hangs; killing it"))
                 self._is_restarting = True
                 self._actor.restart()
             if not await self._comes_back_within(patience_s):

@@ -6,8 +6,9 @@ prefix of a section's flags, if there is one, stands beside the section.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from alignedserve import demo
@@ -122,3 +123,13 @@ def taken(config_class: type[Any], options: Mapping[str, Any], prefix: str = "")
     """Returns the options that are fields of the class, by the fields' names."""
     names = {each.name: f"{prefix}{each.name}" for each in fields(config_class)}
     return {name: options[flag] for name, flag in names.items() if flag in options}
+
+
+def log_of(settings: Settings) -> LogConfig:
+    """Returns the logging settings with an absolute directory, because other processes may run in other
+    directories."""
+    return replace(settings.log, dir=absolute_path(settings.log.dir))
+
+
+def absolute_path(path: str | None) -> str | None:
+    return path and os.path.abspath(os.path.expanduser(path))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.launch.config import LaunchConfig
-from alignedserve.launch.leftovers import removing
 from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
@@ -33,8 +32,9 @@ class StoreLocation:
 
 
 @contextlib.contextmanager
-def locate_store(config: LaunchConfig, prefix: str) -> Iterator[StoreLocation]:
-    """Yields the store's location, and locks a private store. Raises ValueError if there can't be one."""
+def locate_store(config: LaunchConfig, note: Callable[[int], None]) -> Iterator[StoreLocation]:
+    """Yields the store's location, and locks a private store. `note` gets the ids of its processes. Raises ValueError
+    if there can't be one."""
     if config.redis_url is not None:
         try:
             RedisStore(config.redis_url)
@@ -44,9 +44,9 @@ def locate_store(config: LaunchConfig, prefix: str) -> Iterator[StoreLocation]:
         return
     directory = Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
     program = find_server()
-    with locked(directory.absolute()) as lock, removing(f"{prefix}-store") as left:
+    with locked(directory.absolute()) as lock:
         server = PrivateServer(program, directory.absolute(), lock)
-        yield StoreLocation(server.url, server, left.note_process)
+        yield StoreLocation(server.url, server, note)
 
 
 async def until_answering(url: str) -> None:

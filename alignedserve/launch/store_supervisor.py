@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.process_supervisor import ProcessFailed
 from alignedserve.launch.store import StoreLocation, end_process, until_answering
 from alignedserve.process import HANG_S
@@ -98,12 +99,12 @@ class StoreSupervisor:
 
     def _ended(self, why: str, was_up: bool) -> None:
         if was_up:
-            self._say(f"redis is down; starting it again ({why})")
+            self._say(Alarm(f"redis is down; starting it again ({why})"))
         elif not self._is_up.is_set():
             raise ProcessFailed(f"redis does not start: {why}")
         elif why != self._said:
             self._said = why
-            self._say(f"redis does not start again, and is tried further: {why}")
+            self._say(Alarm(f"redis does not start again, and is tried further: {why}"))
 
     async def _kill_when_silent(
         self, server: PrivateServer, process: asyncio.subprocess.Process, answering: asyncio.Task[None]
@@ -120,7 +121,7 @@ class StoreSupervisor:
                 pause.cancel()
             was_heard = was_heard or is_heard or answering.done()
             num_missed = 0 if is_heard else num_missed + 1
-        self._say(f"redis answers nothing for {num_missed * _ASK_S:g} s; killing it")
+        self._say(Alarm(f"redis answers nothing for {num_missed * _ASK_S:g} s; killing it"))
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 

@@ -16,6 +16,7 @@ from alignedserve.gateway.config import KeyConfig
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.adapters import AdapterKeeper
 from alignedserve.launch.api_keys import KeyFile
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
@@ -141,7 +142,7 @@ class SystemSupervisor:
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
         """Waits until the gateways have ended, time is up, `stop` was called again, or something has failed."""
-        self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
+        self._say(f"draining: up to {self._shutdown_timeout_s:g} s")
         self._links.drain()
         ended = asyncio.create_task(self._until_gateways_ended())
         hurried = asyncio.create_task(self._hurry.wait())
@@ -173,7 +174,7 @@ class SystemSupervisor:
                 for gateway in self._all_gateways:
                     await self._replace_gateway(gateway, tell)
             except RestartFailed as error:
-                self._say(f"restart: failed: {error}")
+                self._say(Alarm(f"restart: failed: {error}"))
                 raise
             self._say("restart: done")
 
@@ -193,7 +194,7 @@ class SystemSupervisor:
         task = asyncio.create_task(self._until_retired(old))
         self._retiring[task] = old
         task.add_done_callback(lambda task: self._retiring.pop(task, None))
-        say(f"{gateway.name} is another process, after {time.monotonic() - begun_s:.1f} s")
+        say(f"{gateway.name} replaced in {time.monotonic() - begun_s:.1f} s")
 
     async def _until_serving(self, gateway: ProcessSupervisor, new: RayActor) -> None:
         """Returns when the gateway accepts clients. Raises RestartFailed if it ends before, or takes too long."""

@@ -58,6 +58,8 @@ def locked(directory: Path) -> Iterator[int]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ValueError(f"state_dir='{directory}': is a file; give a directory") from None
     except OSError as error:
         raise ValueError(f"state_dir='{directory}': {error.strerror}") from None
     try:
@@ -65,7 +67,7 @@ def locked(directory: Path) -> Iterator[int]:
     except BlockingIOError:
         os.close(lock)
         raise ValueError(
-            f"state_dir='{directory}': another system uses it; give this one a --state-dir of its own"
+            f"state_dir='{directory}': in use by another server; give this one a --state-dir of its own"
         ) from None
     try:
         # The directory may be in /tmp.

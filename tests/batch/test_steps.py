@@ -134,7 +134,7 @@ def test_long_lines_are_taken_apart_elsewhere(monkeypatch: pytest.MonkeyPatch) -
         assert (found.model, line(items)[found.start : found.end]) == ("demo", items)
         with pytest.raises(LineProblem) as error:
             await reader.parsed(Line(2, line(b'{"a": ' + b"[" * 100_000 + b"}")))
-        assert (error.value.problem.code, error.value.problem.line) == ("invalid_json_line", 2)
+        assert [(each.code, each.line) for each in error.value.wrong.problems] == [("invalid_json_line", 2)]
         # whoever leaves in the middle of it takes his answer with him
         asking = asyncio.create_task(reader.parsed(Line(3, line(items))))
         await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.batch.config import MAX_LINES
 from alignedserve.batch.job import Invalid, Valid
 from alignedserve.batch.lines import LineSplitter
-from alignedserve.batch.parse import LineProblem, parse
+from alignedserve.batch.parse import LineProblem, Wrong, parse
 from alignedserve.batch.validate import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Validator
 from alignedserve.store.records import Problem
 
@@ -34,7 +34,7 @@ def checked(content: bytes) -> tuple[Valid | Invalid, int]:
         try:
             validator.add(number, parse(found.text, number))
         except LineProblem as error:
-            validator.add(number, error.problem)
+            validator.add(number, error.wrong)
         if validator.is_enough:
             break
     return validator.result(), number
@@ -91,7 +91,22 @@ def test_a_body_is_found_and_not_looked_into() -> None:
 def test_what_can_be_no_body_is_told(body: bytes, code: str) -> None:
     with pytest.raises(LineProblem) as error:
         parse(b'{"custom_id": "a", "method": "POST", "url": "u", "body": ' + body + b"}", 3)
-    assert (error.value.problem.code, error.value.problem.line) == (code, 3)
+    assert [(each.code, each.line) for each in error.value.wrong.problems] == [(code, 3)]
+
+
+def test_all_mistakes_of_a_line_are_told() -> None:
+    found = result_of(line(1), line(1, method="GET", url="/v1/nothing", body=[], priority=1))
+    assert isinstance(found, Invalid) and {each.line for each in found.problems} == {2}
+    assert sorted(each.code for each in found.problems) == [
+        "duplicate_custom_id",
+        "invalid_method",
+        "invalid_type",
+        "invalid_url",
+        "unknown_parameter",
+    ]
+    empty = result_of({"custom_id": "", "body": {"model": 7}})
+    assert isinstance(empty, Invalid)
+    assert [each.param for each in empty.problems] == ["method", "url", "custom_id", "body.model"]
 
 
 def test_an_adapter_is_a_model_that_a_batch_may_have() -> None:
@@ -109,7 +124,7 @@ def test_no_line_is_looked_at_after_the_first_that_is_too_many() -> None:
     validator._num_lines = MAX_LINES - 1
     validator.add(MAX_LINES, parse(json.dumps(line(MAX_LINES)).encode(), MAX_LINES))
     assert not validator.is_enough
-    validator.add(MAX_LINES + 1, problem)
+    validator.add(MAX_LINES + 1, Wrong([problem]))
     assert validator.is_enough
     found = validator.result()
     assert isinstance(found, Invalid)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import httpx2
@@ -34,16 +33,21 @@ from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import make_workload
 from alignedserve.cli.bench import command, with_one_goodput
 from alignedserve.cli.progress import bar
+from alignedserve.protocol.messages import Submit
+from alignedserve.types import InstanceId
 from tests.gateway.batching import System, play
 
-QUICK = ("--num-prompts", "4", "--request-rate", "40", "--job-warmup-s", "0.3", "--job-lines", "1000")
+NUM_LINES = 2000
+QUICK = ("--num-prompts", "4", "--request-rate", "40", "--job-warmup-s", "0.3", "--job-lines", str(NUM_LINES))
 SHORT = ("--input-len", "5", "--output-len", "3", "--job-input-len", "5", "--job-output-len", "3")
 
 
 class Plain(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that has chat and nothing else."""
+    """An OpenAI-compatible server that has chat and nothing else. A stream permits a few plain answers, so that however
+    slow or quick the machine is, some come beside chat and never all."""
 
     num_plain, num_streams = 0, 0
+    permits = Semaphore(1)
 
     def do_GET(self) -> None:
         self.answer(200, json.dumps({"data": [{"id": "plain"}]}).encode())
@@ -54,11 +58,12 @@ class Plain(BaseHTTPRequestHandler):
             self.answer(404, b'{"detail": "Not Found"}')
         elif json.loads(body).get("stream"):
             type(self).num_streams += 1
+            self.permits.release(5)
             chunk = {"choices": [{"delta": {"content": "yes"}}]}
             self.answer(200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
         else:
             type(self).num_plain += 1
-            time.sleep(0.02)
+            self.permits.acquire(timeout=60)
             self.answer(200, b'{"choices": []}')
 
     def answer(self, status: int, body: bytes) -> None:
@@ -79,8 +84,31 @@ def plain_server() -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
+            Plain.permits.release(NUM_LINES)
             server.shutdown()
             thread.join()
+            Plain.permits = Semaphore(1)
+
+
+def answer_chat_among_lines(at: System) -> None:
+    """Has the island answer chat beside a job only when it has got some more of the job's lines."""
+    submit, num_lines = at.router._submit, 0
+
+    async def later(gateway: InstanceId, message: Submit) -> None:
+        wanted = min(num_lines + 200, NUM_LINES)
+        await at.router.until(lambda: num_lines >= wanted)
+        submit(gateway, message)
+
+    def submitted(gateway: InstanceId, message: Submit) -> None:
+        nonlocal num_lines
+        num_lines += message.request.tier == "be"
+        if message.request.tier == "be" or not num_lines:
+            submit(gateway, message)
+        else:
+            waiting.append(asyncio.create_task(later(gateway, message)))
+
+    waiting: list[asyncio.Task[None]] = []
+    at.router._submit = submitted  # type: ignore[method-assign]
 
 
 def test_a_server_with_a_batch_api_beside_one_without(tmp_path: Path) -> None:
@@ -88,6 +116,7 @@ def test_a_server_with_a_batch_api_beside_one_without(tmp_path: Path) -> None:
     output, plot = tmp_path / "found.json", tmp_path / "plot.png"
 
     async def scenario(at: System) -> None:
+        answer_chat_among_lines(at)
         with plain_server() as other:
             ours = str(at.gateway.http.base_url)
             words = ["compare", ours, f"{other}/v1", "--label", "ours", "--label", "other", *QUICK, *SHORT]
@@ -171,9 +200,7 @@ def measured(label: str = "a", num_alone: int = 2) -> MeasuredServer:
     late = RequestOutcome("rt", 0.0, 0.0, [2.0, 2.5], "", 1, 2, None)
     lost = RequestOutcome("rt", 0.0, error="HTTP 503")
     server = ComparedServer(label, f"http://{label}", None)
-    return MeasuredServer(
-        server, "m", run(*num_alone * [quick]), run(quick, late, lost), 3.0, True, True, None
-    )
+    return MeasuredServer(server, "m", run(*num_alone * [quick]), run(quick, late, lost), 3.0, True, None)
 
 
 def test_each_server_has_two_rows() -> None:
@@ -188,7 +215,7 @@ def test_each_server_has_two_rows() -> None:
 def test_what_was_not_as_it_should_be_is_said() -> None:
     config, many = CompareConfig(), measured(num_alone=101)
     assert not [*remarks([replace(many, beside=many.alone)], config)]
-    odd = replace(many, has_batch_api=False, has_job_lasted=False, error="HTTP 503", left_behind="HTTP 500")
+    odd = replace(many, has_batch_api=False, lines_per_s=None, error="HTTP 503", left_behind="HTTP 500")
     assert [*remarks([odd], config)] == [
         "a has no batch API: best effort was sent as plain requests, 64 at a time",
         "a: all 2000 lines were answered or refused before chat ended; raise --job-lines",
@@ -201,6 +228,13 @@ def test_what_was_not_as_it_should_be_is_said() -> None:
         "Beside the batch job, chat is in time for 33.3 % on a, 33.3 % on b; "
         "batch lines per second: 3.00 on a, 3.00 on b."
     )
+
+
+def test_a_job_that_ended_before_chat_gives_neither_a_figure_nor_a_verdict() -> None:
+    ended = replace(measured("b"), lines_per_s=None)
+    assert [line.split("|")[-2].strip() for line in table([ended])][-1] == "-"
+    assert verdict([measured(), ended]) == "No verdict: chat ran beside no job for some of the time on b."
+    assert ended.as_dict()["lines_per_s"] is None
 
 
 def test_servers_have_their_labels_and_keys() -> None:

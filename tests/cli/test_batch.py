@@ -83,9 +83,18 @@ def test_a_file_that_is_none_is_told_line_by_line(tmp_path: Path) -> None:
         assert not (await at.client.files.list()).data
         code, _, err = await run("submit", source, "--wait")
         assert code == 1 and "line 2: custom_id='q1': another line has it too\n" in err
-        (tmp_path / "nonsense").write_text("nonsense\n")
-        code, _, err = await run("submit", str(tmp_path / "nonsense"))
-        assert code == 1 and err.endswith("nonsense: the first line is not a request with a url\n")
+        for content, problem in (
+            (b"", "is empty"),
+            (b"\n\n", "is empty"),
+            (b'\n{"url": ', "line 2 is not JSON: Expecting value: line 1 column 9 (char 8)"),
+            (b'{"url": "\xff"}', "line 1 is not UTF-8"),
+            (b"[1]", "line 1 is not a request with a url"),
+        ):
+            (tmp_path / "nonsense").write_bytes(content)
+            code, _, err = await run("submit", str(tmp_path / "nonsense"))
+            assert (code, err) == (2, f"Error: {tmp_path}/nonsense: {problem}\n")
+        # That of the batch that failed.
+        assert len((await at.client.files.list()).data) == 1
 
     commands(scenario)
 
@@ -235,6 +244,13 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         code, out, err = await run("status", "batch_none")
         assert (code, out) == (1, "") and err == "Error: batch_id='batch_none': there is no such batch\n"
+        for words in (
+            ["status", "../../etc"],
+            ["cancel", ".."],
+            ["results", "a?b", "-o", str(tmp_path / "out")],
+        ):
+            code, out, err = await run(*words)
+            assert (code, out, err) == (1, "", f"Error: batch_id={words[1]!r}: there is no such batch\n")
         await at.redis.kill()
         code, _, err = await run("list")
         assert code == 1 and err.startswith("Error: files and batches: the store can't be reached now")

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from alignedserve import demo
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.messages import Rejected, Submit
@@ -264,7 +265,8 @@ def test_a_model_does_not_drive_the_terminal() -> None:
             assert (await chat(at, "-q", "What?")).stdout == f"{answer}\n"
             terminal = Terminal("chat", "--url", str(at.http.base_url), "-q", "What?")
             assert await asyncio.to_thread(terminal.end) == 0
-            assert terminal.shown == "red[31m2J\tand\r\nblue\r\n"
+            hint, _, shown = terminal.shown.partition("\n")
+            assert demo.ABILITIES in hint and shown == "red[31m2J\tand\r\nblue\r\n"
 
     play(scenario)
 
@@ -274,16 +276,22 @@ def test_what_is_wrong_is_one_line() -> None:
         async with served(key_owners=owners_of(["secret"], None)) as at:
             assert (await chat(at, "-q", "What?", key="secret")).stdout == "one two three\n"
             for words, reason in (
-                (["--api-key", "wrong"], "API key"),
-                (["--api-key", "secret", "--model-name", "no/such"], "'no/such': does not exist"),
-                (["--api-key", "secret", "--max-tokens", "0"], "max_tokens"),
+                ([], "the server needs an API key; give --api-key KEY, or set OPENAI_API_KEY"),
+                (["--api-key", "wrong"], "the server does not know this API key; give --api-key KEY"),
+                (
+                    ["--api-key", "secret", "--model-name", "no/such"],
+                    "Error: --model-name no/such: does not exist",
+                ),
+                (["--api-key", "secret", "--max-tokens", "0"], "Error: --max-tokens 0: must be"),
+                (["--api-key", "secret", "-q", " "], "Error: -q: give a question"),
                 (["--url", f"http://127.0.0.1:{free_port('127.0.0.1')}"], "`alignedserve serve` starts one"),
                 (["--url", "nonsense"], "must be like http://"),
                 (["--api-key", "sécret"], "printable ASCII"),
             ):
-                command = ["chat", "--url", str(at.http.base_url), *words, "-q", "What?"]
+                command = ["chat", "--url", str(at.http.base_url), "-q", "What?", *words]
                 done = await asyncio.to_thread(forked, *command, environment={"OPENAI_API_KEY": ""})
-                code = 2 if reason in ("must be like http://", "printable ASCII") else 1
+                is_usage = reason.startswith(("must be like http://", "printable ASCII", "Error: -"))
+                code = 2 if is_usage else 1
                 assert (done.returncode, done.stdout) == (code, ""), words
                 assert done.stderr.startswith("Error: ") and reason in done.stderr, done.stderr
                 assert done.stderr.count("\n") == 1

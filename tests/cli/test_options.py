@@ -4,6 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from alignedserve.cli.main import cli
 from alignedserve.cli.options import EngineCommand, engine_options, flag_by_flag
 
 
@@ -34,3 +35,16 @@ def test_other_words_are_left_alone() -> None:
     for words in (["--x", "a=1", "b=2"], ["--lora-modules", "a=1", "M", "b=2"], ["--lora-modules"], []):
         assert flag_by_flag(words) == words
     assert flag_by_flag(["--lora-modules", "a=1", json]) == ["--lora-modules", "a=1", "--lora-modules", json]
+
+
+@pytest.mark.parametrize(
+    ("begun", "offered"),
+    [("serve --policy a", "aligned"), ("serve --log-level w", "warning"), ("chat --service-tier f", "flex")],
+)
+def test_a_shell_is_offered_the_words_of_an_option(begun: str, offered: str) -> None:
+    words = ["alignedserve", *begun.split()]
+    shell = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner(env=shell | {"_ALIGNEDSERVE_COMPLETE": "bash_complete"}).invoke(
+        cli, prog_name="alignedserve", complete_var="_ALIGNEDSERVE_COMPLETE"
+    )
+    assert f"plain,{offered}" in done.stdout.splitlines()

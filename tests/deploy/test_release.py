@@ -66,6 +66,39 @@ def contents(wheel: Path) -> Mapping[str, int]:
     return {each.filename: each.CRC for each in ZipFile(wheel).infolist()}
 
 
+def test_the_guide_has_the_sizes(tmp_path: Path) -> None:
+    """Of those that need no compiler."""
+    guide = (ROOT / "docs/guides/releasing.md").read_text()
+    for target, end in (("sdist", "0.tar.gz"), ("wheel", "none-any.whl")):
+        release.hatchling(ROOT, tmp_path, target)
+        [file] = tmp_path.glob(f"*{end}")
+        found = re.search(rf"^\| `[^`]*{end}` \| ([0-9.]+) MB \|", guide, re.MULTILINE)
+        assert found and file.stat().st_size / 1e6 == pytest.approx(float(found[1]), rel=0.05), file
+
+
+def test_one_machine_or_a_rehearsal_can_be_asked_for() -> None:
+    assert release.parsed(["--only", "x86_64"]).only == ["x86_64"]
+    with pytest.raises(SystemExit):
+        release.parsed(["--only", "riscv64"])
+
+
+def test_a_rehearsal_goes_on_where_a_release_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(release, "COMPILERS", {"x86_64": "no-such-compiler"})
+    monkeypatch.setattr(release, "report", lambda wheel, root: {})
+    monkeypatch.setattr(release.sbom, "read", lambda report: {})
+    monkeypatch.setattr(release.sbom, "write", lambda packages, out: [])
+    with pytest.raises(SystemExit, match="no-such-compiler is not installed"):
+        release.main([])
+    release.main(["--dry-run"])
+    said = capsys.readouterr().out
+    assert "A release would stop here: no-such-compiler is not installed\n" in said
+    assert said.endswith("This was a rehearsal\n")
+    assert {each.suffix for each in (tmp_path / "dist").iterdir()} == {".gz", ".whl", ""}
+
+
 @builds
 def test_an_index_would_take_them(files: list[Path]) -> None:
     assert [name.name.removeprefix(f"alignedserve-{__version__}") for name in files] == [

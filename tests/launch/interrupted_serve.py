@@ -13,7 +13,7 @@ make_self_pipe = selector_events.BaseSelectorEventLoop._make_self_pipe  # type: 
 
 
 def interrupted(loop: Any) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getppid(), signal.SIGINT)
     make_self_pipe(loop)
 
 

@@ -28,6 +28,7 @@ STOP_S = 60.0
 _LOOK_S = 0.02
 # For clients of httpx2: certificates, which nobody needs here, take longer to load than a call takes.
 NO_TLS = False
+HEARS_HANGUP = ("env", "--default-signal=HUP")
 # Enough for the demo model, and more than enough systems fit on one machine.
 POOL = ("--pool-memory-bytes", str(64 << 20))
 # What engines and servers compute alike, to the last bit.
@@ -87,7 +88,8 @@ class Server:
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
-        command = [sys.executable, "-m", program, "serve", *own, *options]
+        # The tests may run under nohup, which the server would inherit.
+        command = [*HEARS_HANGUP, sys.executable, "-m", program, "serve", *own, *options]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -107,6 +109,11 @@ class Server:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def launcher_pid(self) -> int:
+        """The process id of the launcher, which the first process has started."""
+        return next(pid for pid, _ in descendants(self.pid) if program_of(pid) != "sh")
 
     def until_said(self, pattern: str, timeout_s: float = START_S) -> str:
         """The line."""

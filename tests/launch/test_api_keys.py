@@ -17,6 +17,7 @@ from alignedserve.gateway.config import KeyConfig
 from alignedserve.gateway.http.keys import Keys, contents_of, owners_of
 from alignedserve.launch import api_keys
 from alignedserve.launch.api_keys import REPEAT_S, KeyFile
+from alignedserve.launch.console import Alarm
 from tests.launch.server import POOL, START_S, serving, until
 
 
@@ -191,8 +192,9 @@ def test_a_pipe_is_refused_and_blocks_nothing(tmp_path: Path) -> None:
     watched.file.unlink()
     os.mkfifo(watched.file)
     watched.look()
+    assert all(isinstance(each, Alarm) for each in watched.said)
     assert watched.said == [
-        f"the API keys stay as they are: api_key_file={str(watched.file)!r}: is not a regular file"
+        f"the API keys stay as they are: --api-key-file {watched.file}: is not a regular file"
     ]
     with pytest.raises(ValueError, match="is not a regular file"):
         owners_of((), str(watched.file))
@@ -277,7 +279,7 @@ def test_a_read_that_blocks_is_told_and_delays_no_end(action: str, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
-    assert first == f"the API keys stay as they are: api_key_file={str(file)!r}: not read within 0.01 s"
+    assert first == f"the API keys stay as they are: --api-key-file {file}: not read within 0.01 s"
     assert last == "ended"
     assert ("1 added, 1 removed; 1 in all" in done.stdout) == (action == "unblock")
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignedserve.launch.console import FormattedLines
+from alignedserve.launch.console import FormattedLines, own_line
 from alignedserve.launch.ports import free_port
 from alignedserve.process.logs import FORMATS
 from tests.launch.restarting import restart
@@ -198,6 +198,17 @@ def test_each_line_is_an_object() -> None:
     assert (found[1]["pid"], found[1]["host"]) == (7, "10.0.0.2") and "pid" not in found[0]
 
 
+def test_a_line_of_the_launcher_is_as_in_its_log() -> None:
+    line = own_line("json", "warning", "alignedserve.launch.serve", "decode-0 is down")
+    (found,) = map(json.loads, printed("json", f"{line}\n"))
+    assert (found["level"], found["logger"], found["message"]) == (
+        "warning",
+        "alignedserve.launch.serve",
+        "decode-0 is down",
+    )
+    assert own_line("text", "warning", "x", "decode-0 is down") == "decode-0 is down"
+
+
 def check_lines(server: Server, form: str) -> set[str]:
     """The names of the processes in the lines."""
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", "\n".join(server.raw_lines))
@@ -211,9 +222,9 @@ def check_lines(server: Server, form: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_line_of_a_server_has_the_format(form: str) -> None:
+def test_every_line_of_a_server_has_the_format(form: str, tmp_path: Path) -> None:
     """Also those about a death and a restart."""
-    with serving("--log-format", form, *POOL) as server:
+    with serving("--log-format", form, "--log-dir", str(tmp_path), *POOL) as server:
         httpx2.get(f"{server.url}/v1/models", verify=False)
         server.until_said("answered")
         os.kill(server.pid_of("decode-0"), signal.SIGKILL)
@@ -224,6 +235,11 @@ def test_every_line_of_a_server_has_the_format(form: str) -> None:
         assert server.wait() == 0
         names = check_lines(server, form)
     assert "gateway-0" in names and ("launcher" in names) == (form == "json")
+    if form == "json":
+        logged = (tmp_path / "launcher.log").read_text().splitlines()
+        for lines in (server.raw_lines, logged):
+            (down,) = [found for found in map(json.loads, lines) if "decode-0 is down" in found["message"]]
+            assert (down["level"], down["logger"]) == ("warning", "alignedserve.launch.serve")
 
 
 def test_an_error_that_ends_the_start_is_an_object(tmp_path: Path) -> None:
@@ -232,4 +248,4 @@ def test_an_error_that_ends_the_start_is_an_object(tmp_path: Path) -> None:
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     (line,) = map(json.loads, done.stderr.splitlines())
-    assert line["message"].startswith("Error: --api-key-file ") and line["level"] == "warning"
+    assert line["message"].startswith("Error: --api-key-file ") and line["level"] == "error"

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from alignedserve import demo
+from alignedserve.launch.signals import ENDING
 from alignedserve.version import __version__
 from benchmarks.footprint import Footprint
+from tests.launch import signalled_serve
 from tests.launch.server import EXACT, POOL, START_S, starting, until
 from tests.launch.streams import ask_all, engine_alone
 
@@ -78,7 +80,39 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
     [pytest.param(each, marks=pytest.mark.drawn(one_in=6)) for each in ("deaf_serve", "interrupted_serve")],
 )
 def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
-    """One that raises in code that swallows it, and one in the middle of making the event loop."""
+    """While the launcher plans, and in the middle of making its event loop."""
     with starting(*POOL, program=f"tests.launch.{program}") as server:
         assert server.wait() == 0, server.output
-        assert "stopping" in server.lines and "Traceback" not in server.output
+        assert server.lines[-1] == "stopped" and "Traceback" not in server.output
+
+
+# The start has some 18,000 events until it is ready. The first 3,000 are in the first process.
+MOMENTS = (*range(50, 3_000, 370), *range(3_000, 17_000, 700))
+
+
+@pytest.mark.parametrize(
+    ("event", "number"),
+    [
+        pytest.param(event, ENDING[place % 3], marks=pytest.mark.drawn(one_in=9))
+        for place, event in enumerate(MOMENTS)
+    ],
+    ids=str,
+)
+def test_a_signal_at_any_moment_of_the_start_ends_it_at_once(
+    event: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(signalled_serve.EVENT, str(event))
+    monkeypatch.setenv(signalled_serve.SIGNAL, str(int(number)))
+    with starting(*POOL, program=signalled_serve.__name__) as server:
+        footprint = Footprint(server.pid)
+
+        def is_over() -> bool:
+            footprint.note()
+            return not server.is_running or "ready" in server.output
+
+        until(is_over, lambda: server.output)
+        assert server.wait() == 0, server.output
+        # There is no line about a signal from the first process's own start, and no other line follows.
+        assert server.lines[-1:] in ([], ["stopped"]), server.output
+        assert {"Traceback", "Aborted", "ready"}.isdisjoint(server.output.split()), server.output
+        assert not footprint.left(timeout_s=0.0)

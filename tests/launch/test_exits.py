@@ -206,12 +206,15 @@ def test_both_versions_of_cgroups_are_read(
 def test_no_descriptors_of_processes_are_left_by_a_restart() -> None:
     with serving(*POOL) as server:
         server.until_whole()
-        before = num_pidfds(server.pid)
+        before = num_pidfds(server.launcher_pid)
         assert before >= len(server.processes())
         restart(server)
         server.until_whole()
         # Also not of the gateway that was replaced, which ends a little later.
-        until(lambda: num_pidfds(server.pid) <= before, lambda: f"{before}, {num_pidfds(server.pid)}")
+        until(
+            lambda: num_pidfds(server.launcher_pid) <= before,
+            lambda: f"{before}, {num_pidfds(server.launcher_pid)}",
+        )
 
 
 @knows

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end, removing
-from alignedserve.launch.ports import FIRST, LAST, check_address, free_port, is_free
+from alignedserve.launch.ports import FIRST, LAST, check_address, claimed, free_port, is_free
 from tests.process.test_private_files import is_locked
 
 HOLD = """
@@ -89,6 +89,19 @@ def test_ports_are_free_ones_that_no_outgoing_connection_gets() -> None:
         assert not is_free("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(OSError, match="Cannot assign requested address"):
         is_free("192.0.2.1", 80)
+
+
+def test_an_address_is_claimed_by_one_server() -> None:
+    port = free_port("127.0.0.1")
+    with claimed("127.0.0.1", port):
+        check_address("127.0.0.1", port)
+        line = f"^port={port}: another server is starting on it at 127.0.0.1$"
+        with pytest.raises(ValueError, match=line), claimed("127.0.0.1", port):
+            pass
+        with claimed("127.0.0.2", port):
+            pass
+    with claimed("127.0.0.1", port):
+        pass
 
 
 def test_where_nobody_can_listen_is_said_in_a_line() -> None:

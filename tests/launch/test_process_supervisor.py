@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from alignedserve.launch import process_supervisor as supervisor_module
+from alignedserve.launch.console import Alarm
 from alignedserve.launch.control import RestartFailed
 from alignedserve.launch.islands import first_failure
 from alignedserve.launch.process_supervisor import MAX_DEATHS, ProcessFailed, ProcessSupervisor
@@ -371,6 +372,41 @@ def test_when_there_can_not_be_another_one_this_one_goes_on() -> None:
         await supervising
 
     play(scenario)
+
+
+def test_a_death_is_a_warning_and_a_replaced_process_has_its_real_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now_s)
+
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        nonlocal now_s
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        new = actor.next_one = ScriptedActor()
+        replacing = asyncio.create_task(supervisor.replace())
+        while not actor.is_killed:
+            await asyncio.sleep(0)
+        now_s = 12.8
+        supervisor.unseen("here", is_dead=True)
+        await new.until_runs(1)
+        supervisor.seen("here", "pid 2")
+        await replacing
+        assert said == ["decode-0 is up after 0.0 s: pid 1", "decode-0 is up after 12.8 s: pid 2"]
+        supervisor.unseen("here", is_dead=True)
+        assert said[2:] == ["decode-0 is down; starting it again"] and isinstance(said[2], Alarm)
+        supervisor.stopping()
+        new.end()
+        await supervising
+
+    async def within_time() -> None:
+        said: list[str] = []
+        actor = ScriptedActor()
+        await scenario(actor, ProcessSupervisor("decode-0", actor, said.append), said)
+
+    asyncio.run(within_time())
 
 
 def test_one_that_is_not_up_is_not_replaced() -> None:

@@ -10,25 +10,43 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.launch.serve import Signals
+from alignedserve.launch.first_process import Orders, _Child, run_in_child
+from alignedserve.launch.leftovers import descendants
+from alignedserve.launch.process_supervisor import ProcessFailed
+from alignedserve.launch.signals import on_signals
 from tests.launch.forked import in_a_fork
 
 ROOT = Path(__file__).parents[2]
 
 
-def hear(first: signal.Signals, second: signal.Signals) -> int:
-    """Sends both to this process. Returns how often the launcher was told to stop, or in a hurry."""
-    signals, told = Signals(), list[None]()
-    signals.hear()
-    signals._tell = lambda: told.append(None)
+def count_orders(orders: Orders) -> None:
+    """Raises ValueError with the number of orders, when the first process closes its end."""
+    orders.up()
+    num_told = 0
+    while told := os.read(orders._orders, 1):
+        num_told += len(told)
+    raise ValueError(num_told)
+
+
+def hear(first: signal.Signals, second: signal.Signals, hangup: signal.Handlers = signal.SIG_DFL) -> int:
+    """Sends both to this process, which began with `hangup` as its action for SIGHUP. Returns how often the launcher
+    was told to stop, or in a hurry."""
+    signal.signal(signal.SIGHUP, hangup)
+    child = _Child(count_orders)
+    on_signals(child.came)
+    while not child._is_up():
+        pass
     for number in (first, second):
         os.kill(os.getpid(), number)
-    num_told = len(told)
-    signals.ignore()
-    for number in (first, second):
-        os.kill(os.getpid(), number)
-    assert len(told) == num_told
-    return num_told
+    os.close(child._orders)
+    try:
+        child.outcome(child.wait())
+    except ValueError as told:
+        # The child has ended, and no signal ends this process any more.
+        for number in (first, second):
+            os.kill(os.getpid(), number)
+        return int(str(told))
+    raise AssertionError("it did not count")
 
 
 @pytest.mark.parametrize(
@@ -48,18 +66,69 @@ def test_who_asks_again_is_in_a_hurry_but_not_a_terminal(
     assert in_a_fork(hear, first, second) == times
 
 
-UNDER_NOHUP = """
-import signal
-from tests.launch.test_signals import hear
-
-print(hear(signal.SIGHUP, signal.SIGTERM))
-"""
-
-
 def test_what_nohup_starts_does_not_hear_of_terminals() -> None:
-    command = ["nohup", sys.executable, "-c", UNDER_NOHUP]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert in_a_fork(hear, signal.SIGHUP, signal.SIGTERM, signal.SIG_IGN) == 1
+
+
+def wait_for_ever(orders: Orders) -> None:
+    """With a process that ignores all but SIGKILL, and has another parent when its own is killed."""
+    subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP; sleep 600 & wait"])
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
+
+
+def start_and_be_signalled() -> tuple[bool, list[tuple[int, int]]]:
+    return run_in_child(wait_for_ever, spare=0), descendants(os.getpid())
+
+
+def test_a_signal_during_the_start_ends_all_that_was_begun() -> None:
+    assert in_a_fork(start_and_be_signalled) == (False, [])
+
+
+def fail(orders: Orders) -> None:
+    raise {
+        "value": ValueError("port=1: no"),
+        "process": ProcessFailed("decode-0 died"),
+        "bug": KeyError("x"),
+    }[FAILS[0]]
+
+
+FAILS: list[str] = []
+
+
+def failure(kind: str) -> str:
+    FAILS[:] = [kind]
+    try:
+        run_in_child(fail, spare=0)
+    except (ValueError, RuntimeError, SystemExit) as error:
+        return repr(error)
+    return "none"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("value", "ValueError('port=1: no')"),
+        ("process", "RuntimeError('decode-0 died')"),
+        ("bug", "SystemExit(1)"),
+    ],
+)
+def test_the_first_process_fails_like_the_launcher(kind: str, error: str) -> None:
+    assert in_a_fork(failure, kind) == error
+
+
+def be_killed(orders: Orders) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after_a_kill() -> str:
+    with pytest.raises(RuntimeError) as caught:
+        run_in_child(be_killed, spare=0)
+    return str(caught.value)
+
+
+def test_a_launcher_that_is_killed_is_an_error() -> None:
+    assert in_a_fork(after_a_kill) == "the launcher died: signal 9"
 
 
 SAYS = """

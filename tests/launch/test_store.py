@@ -66,17 +66,21 @@ class Kept:
             await self.said.wait()
 
 
+def note_nothing(pid: int) -> None:
+    """These tests end what they start."""
+
+
 def test_a_url_that_is_none_is_named() -> None:
     with (
         pytest.raises(ValueError, match="redis_url: Redis URL must"),
-        locate_store(LaunchConfig(redis_url="garbage"), "alignedserve-test"),
+        locate_store(LaunchConfig(redis_url="garbage"), note_nothing),
     ):
         pass
 
 
 def play(state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S) -> Kept:
     async def within_time() -> Kept:
-        with locate_store(LaunchConfig(state_dir=str(state)), "alignedserve-test") as location:
+        with locate_store(LaunchConfig(state_dir=str(state)), note_nothing) as location:
             kept = Kept(location, RedisStore(location.url))
             supervisor = StoreSupervisor(location, kept.say, silence_s)
             supervising = asyncio.create_task(supervisor.supervise())
@@ -184,9 +188,9 @@ def test_it_ends_with_the_system(state: Path) -> None:
 def test_a_second_system_is_told_in_one_line(state: Path) -> None:
     config = LaunchConfig(state_dir=str(state))
     with (
-        locate_store(config, "alignedserve-test"),
-        pytest.raises(ValueError, match=r"^state_dir='.*': another system uses it; [^\n]*$"),
-        locate_store(config, "alignedserve-test-2"),
+        locate_store(config, note_nothing),
+        pytest.raises(ValueError, match=r"^state_dir='.*': in use by another server; [^\n]*$"),
+        locate_store(config, note_nothing),
     ):
         pass
 
@@ -201,7 +205,7 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
         path.write_text("nonsense\n")
 
     async def starting() -> None:
-        with locate_store(LaunchConfig(state_dir=str(state)), "alignedserve-test") as location:
+        with locate_store(LaunchConfig(state_dir=str(state)), note_nothing) as location:
             await StoreSupervisor(location, print).supervise()
 
     with pytest.raises(ProcessFailed, match="redis does not start: .*manifest"):
@@ -209,10 +213,10 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
 
 
 def test_a_redis_that_is_named_is_used_and_not_kept() -> None:
-    with locate_store(LaunchConfig(redis_url="redis://127.0.0.1:1/0"), "alignedserve-test") as location:
+    with locate_store(LaunchConfig(redis_url="redis://127.0.0.1:1/0"), note_nothing) as location:
         assert location.server is None and location.url == "redis://127.0.0.1:1/0"
     with (
         pytest.raises(ValueError, match="Redis URL must specify"),
-        locate_store(LaunchConfig(redis_url="nonsense"), "alignedserve-test"),
+        locate_store(LaunchConfig(redis_url="nonsense"), note_nothing),
     ):
         pass

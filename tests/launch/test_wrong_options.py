@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
 from benchmarks.footprint import Footprint
 from tests.launch.forked import in_a_fork
-from tests.launch.server import message_of, starting, until
+from tests.launch.server import POOL, message_of, starting, until
 
 
 def said(*words: str) -> tuple[int, str, str]:
@@ -66,6 +67,7 @@ def test_a_port_in_use_is_one_line() -> None:
         (["--max-num-seqs", "0"], "Error: --max-num-seqs 0: must be an integer, at least 1"),
         (["--be-share", "5"], "Error: --be-share 5.0: must be in [0, 1)"),
         (["--slo-ttft-ms", "-1"], "Error: --slo-ttft-ms -1.0: must be 0 or from 1 to 600000"),
+        (["--state-dir", "/etc/hostname"], "Error: --state-dir /etc/hostname: is a file; give a directory"),
     ],
 )
 def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
@@ -93,7 +95,33 @@ def test_a_word_that_is_unknown_is_refused_with_the_known_ones(options: list[str
 
 def test_where_no_system_is_there_is_none_to_restart() -> None:
     code, _, err = said("restart", "--port", "1")
-    assert code == 1 and "no system of this user serves 127.0.0.1:1" in err
+    assert code == 1 and "no server of yours on 127.0.0.1:1" in err
+
+
+SLOW = {"torch", "ray", "numpy", "fastapi", "redis"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--port", "70000"],
+        ["--gateways", "0"],
+        ["--colocated-instances", "1", "--decode-instances", "1"],
+        ["--host", "192.0.2.1"],
+        ["--log-dir", "/proc/none"],
+    ],
+    ids=" ".join,
+)
+def test_values_are_checked_before_anything_slow_is_imported(options: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "alignedserve", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    assert done.returncode == 2 and "Error: --" in done.stderr
+    assert "alignedserve.launch.settings" in imported and not imported & SLOW
 
 
 # ---- what is found when Ray is there, in processes of their own ----
@@ -123,6 +151,21 @@ def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
         assert first.startswith("starting AlignedServe ")
         assert line.startswith("Error: --pool-memory-bytes 1152921504606846976: ") and not others
         footprint.check_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
+def test_a_second_server_at_the_port_is_one_line_while_the_first_one_starts() -> None:
+    with starting(*POOL) as server:
+        for moment in ("^starting AlignedServe", "^Ray is up", "^router is up"):
+            server.until_said(moment)
+            done = run("--port", str(server.port), "--host", "127.0.0.1")
+            assert (done.returncode, done.stdout) == (2, "")
+            assert re.fullmatch(
+                f"Error: --port {server.port}: another (server is starting|program listens) on it at 127.0.0.1\n",
+                message_of(done.stderr),
+            )
+        server.until_ready()
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

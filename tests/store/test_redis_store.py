@@ -379,8 +379,14 @@ def test_whoever_is_cancelled_hears_of_it_at_once() -> None:
 def test_a_directory_has_one_system(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "state"),
-        pytest.raises(ValueError, match="state_dir='.*state': another system uses it; .* --state-dir"),
+        pytest.raises(ValueError, match="state_dir='.*state': in use by another server; .* --state-dir"),
         locked(tmp_path / "state"),
+    ):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ValueError, match="^state_dir='.*file': is a file; give a directory$"),
+        locked(tmp_path / "file"),
     ):
         pass
     with locked(tmp_path / "state"):
@@ -392,7 +398,7 @@ def test_a_server_that_lives_on_keeps_the_directory() -> None:
         with locked(tmp_path) as lock:
             redis = RedisProcess(PrivateServer(find_server(), tmp_path, lock))
             await redis.start()
-        with pytest.raises(ValueError, match="another system uses it"), locked(tmp_path):
+        with pytest.raises(ValueError, match="in use by another server"), locked(tmp_path):
             pass
         await redis.kill()
         with locked(tmp_path):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid
-from alignedserve.batch.parse import LineProblem, Parsed, parse
+from alignedserve.batch.parse import LineProblem, Parsed, Wrong, parse
 from alignedserve.batch.validate import Validator
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
@@ -70,11 +70,11 @@ def _line(number: int, request: BatchedRequest) -> bytes:
         raise _refused(Problem("invalid_json_line", f"not JSON: {error}", number)) from None
 
 
-def _found(number: int, line: bytes) -> Parsed | Problem:
+def _found(number: int, line: bytes) -> Parsed | Wrong:
     try:
         return parse(line if len(line) <= MAX_LINE_BYTES else None, number)
     except LineProblem as error:
-        return error.problem
+        return error.wrong
 
 
 def _refused(problem: Problem) -> ApiError:

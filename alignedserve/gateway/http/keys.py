@@ -11,9 +11,12 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from fastapi import Request
-from starlette.datastructures import Headers
+if TYPE_CHECKING:
+    # The launcher reads keys too, and has no use for a web framework.
+    from fastapi import Request
+    from starlette.datastructures import Headers
 
 _KEY, _GROUP_OF, _OPERATOR = "key:", "group:", "operator:"
 # The digits of a key's digest that name it in logs.

@@ -94,7 +94,7 @@ function pidOf({ state, pid, formerPid }) {
 }
 
 function ageOf({ state, started_s, missedMs, nowMs, serverTimeMs }) {
-  if (missedMs !== null) return `away for ${age((nowMs - missedMs) / 1000)}`;
+  if (missedMs !== null) return `down for ${age((nowMs - missedMs) / 1000)}`;
   return state === "up" && started_s ? age(serverTimeMs / 1000 - started_s) : NONE;
 }
 

@@ -1,0 +1,179 @@
+"""The process that `alignedserve serve` begins as. It takes the signals, and its child, the launcher, does the work.
+
+Ray can't be imported, started and stopped in a process that a signal may interrupt: exceptions are lost in its native
+code or break it, and it replaces handlers. So this process never imports it. Until the launcher reports that the system
+is up, a signal kills the launcher and all its descendants. Later signals are passed on as orders to stop. However the
+launcher ends, nothing that it started outlives this process; and if this process is killed, the launcher is, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import time
+import traceback
+from asyncio import get_running_loop
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from alignedserve.launch.console import finish_output
+from alignedserve.launch.leftovers import descendants
+from alignedserve.launch.signals import hold_signals, ignore_signals, on_signals, release_signals
+from alignedserve.types import shortened
+
+# What prctl of Linux is asked for
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# The launcher's report that signals are to be passed on, and the order that passes one on.
+_UP, _STOP = b"+", b"s"
+# The most characters of an error, and bytes of all reports.
+_MAX_CHARS, _MAX_BYTES = 4_000, 60_000
+_POLL_S = 0.01
+
+
+class Stopped(Exception):
+    """A signal arrived while the launcher waited for nodes."""
+
+
+class Orders:
+    """The launcher's end of its link to the first process."""
+
+    def __init__(self, orders: int, reports: int) -> None:
+        self._orders, self._reports = orders, reports
+        self._is_up = False
+
+    def up(self) -> None:
+        """Asks for orders instead of a kill from here on. Safe to repeat."""
+        if not self._is_up:
+            self._is_up = True
+            os.write(self._reports, _UP)
+
+    def pause(self, seconds: float) -> None:
+        """Waits. Raises Stopped at an order."""
+        if select.select([self._orders], [], [], seconds)[0]:
+            raise Stopped
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Calls `told` in the event loop for each order, and for those that arrived before."""
+
+        def read() -> None:
+            for _ in os.read(self._orders, select.PIPE_BUF):
+                told()
+
+        get_running_loop().add_reader(self._orders, read)
+
+    def failed(self, error: Exception) -> None:
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        os.write(self._reports, json.dumps([kind.__name__, shortened(str(error), _MAX_CHARS)]).encode())
+
+
+def run_in_child(work: Callable[[Orders], None], spare: int) -> bool:
+    """Runs `work` in a child process. Returns whether it ended by itself or after an order; False if a signal ended it
+    while it started. Raises its ValueError or RuntimeError. No descendant is left, except `spare`."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    hold_signals()
+    child = _Child(work)
+    on_signals(child.came)
+    release_signals()
+    status = child.wait()
+    _kill_descendants(spare)
+    ignore_signals()
+    return child.outcome(status)
+
+
+class _Child:
+    def __init__(self, work: Callable[[Orders], None]) -> None:
+        orders, self._orders = os.pipe()
+        self._reports, reports = os.pipe()
+        os.set_blocking(self._reports, False)
+        self._heard = b""
+        # whether there was a signal, whether it was passed on, and whether the child has ended
+        self._has_come = self._is_told = self._has_ended = False
+        parent, self._pid = os.getpid(), os.fork()
+        if not self._pid:
+            os.close(self._orders)
+            os.close(self._reports)
+            _work(work, Orders(orders, reports), parent)
+        os.close(orders)
+        os.close(reports)
+
+    def came(self, number: int) -> None:
+        """Handles a signal. A second one asks for a faster end, except that of a terminal that closes."""
+        if self._has_ended or (number == signal.SIGHUP and self._has_come):
+            return
+        self._has_come = True
+        if self._is_up():
+            self._is_told = True
+            with suppress(BrokenPipeError):
+                os.write(self._orders, _STOP)
+        else:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Returns the exit status, negative for a signal. Orphans of the child are waited for as well."""
+        # The child is not waited for before `came` can't kill it any more: another process may get its number.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != self._pid:
+            os.waitpid(ended.si_pid, 0)
+        self._has_ended = True
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def outcome(self, status: int) -> bool:
+        if self._has_come and not self._is_told:
+            return False
+        self._is_up()
+        if report := self._heard.removeprefix(_UP):
+            kind, message = json.loads(report)
+            raise ValueError(message) if kind == ValueError.__name__ else RuntimeError(message)
+        if status < 0:
+            raise RuntimeError(f"the launcher died: signal {-status}")
+        if status:
+            raise SystemExit(status)
+        return True
+
+    def _is_up(self) -> bool:
+        with suppress(BlockingIOError):
+            self._heard += os.read(self._reports, _MAX_BYTES)
+        return self._heard.startswith(_UP)
+
+
+def _work(work: Callable[[Orders], None], orders: Orders, parent: int) -> NoReturn:
+    """The child. It ends here, without code of libraries that would run at the end."""
+    status = 1
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        hear_nothing()
+        release_signals()
+        if os.getppid() == parent:
+            work(orders)
+            status = 0
+    except (ValueError, RuntimeError) as error:
+        orders.failed(error)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        finish_output()
+        os._exit(status)
+
+
+def hear_nothing() -> None:
+    """Lets signals pass that reach the launcher itself, as those of a terminal do. Its child processes do not inherit
+    that."""
+    on_signals(lambda number: None)
+
+
+def _kill_descendants(spare: int) -> None:
+    while left := [pid for pid, _ in descendants(os.getpid()) if pid != spare]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            # It may not be a child yet: its parent has to end first.
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_POLL_S)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
