@@ -28,7 +28,7 @@ test-all: .venv/installed
 test-everything: .venv/installed
 	$(BIN)/python $(TESTS) --everything $${RECORD:+--record="$$RECORD"}
 
-# what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 2 GB
+# what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 3 GB
 clients: $(BIN)/uv
 	$(BIN)/python -m tests.clients.environments make
 

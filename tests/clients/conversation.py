@@ -34,7 +34,7 @@ class Conversation(ScriptedRouter):
 
     def __init__(self, *answers: str) -> None:
         super().__init__()
-        self._answers = [answer_of(answer) for answer in answers]
+        self._answers = list(answers)
 
     @property
     def prompts(self) -> list[str]:
@@ -54,8 +54,11 @@ class Conversation(ScriptedRouter):
             yield Url(str(at.http.base_url).rstrip("/"))
         self.hub.close()
 
+    def answer_to(self, prompt: str) -> str:
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
     def _submit(self, gateway: InstanceId, submit: Submit) -> None:
-        self.answer = self._answers[min(len(self.submitted), len(self._answers) - 1)]
+        self.answer = answer_of(self.answer_to(TOKENIZER.decode(submit.request.prompt)))
         super()._submit(gateway, submit)
 
 

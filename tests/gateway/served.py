@@ -96,10 +96,11 @@ async def served_by(
                 router.hub.close()
 
 
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
+def play(scenario: Callable[[], Awaitable[None]], limit_s: float = 120.0) -> None:
+    """Runs the scenario. `limit_s` is far more than it takes, even beside others."""
+
     async def within_time() -> None:
-        # Far more than any test takes, even beside others.
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(limit_s):
             await scenario()
 
     asyncio.run(within_time())
