@@ -97,7 +97,7 @@ class Adapters:
             self._answer()
 
     def _refuse_unknown(self, wanted: SetAdapters) -> None:
-        """Ends requests of a new router whose adapters are not wanted any more. No instance has seen them yet."""
+        """Ends requests of a new router with adapters that are not wanted any more. No instance has seen them yet."""
         names = {"", *(each.adapter for each in wanted.adapters)}
         for state in [each for each in self._router.requests if each.request.adapter not in names]:
             self._router.outbox.send(state.gateway, Rejected(state.key, "adapter", UNLOADED))
