@@ -463,18 +463,18 @@ class _Pooled:
     def add(self, state: RequestState, lost: Lost | None) -> None:
         self.states[state.key] = state
         self.num_tokens += state.num_tokens
-        for by_lost in self._sorted(state, lost):
-            insort(by_lost, lost)
+        if lost is not None:
+            for by_lost in self._sorted(state):
+                insort(by_lost, lost)
 
     def discard(self, state: RequestState, lost: Lost | None) -> None:
         del self.states[state.key]
         self.num_tokens -= state.num_tokens
-        for by_lost in self._sorted(state, lost):
-            del by_lost[bisect_left(by_lost, lost)]
+        if lost is not None:
+            for by_lost in self._sorted(state):
+                del by_lost[bisect_left(by_lost, lost)]
 
-    def _sorted(self, state: RequestState, lost: Lost | None) -> list[list[Lost]]:
-        if lost is None:
-            return []
+    def _sorted(self, state: RequestState) -> list[list[Lost]]:
         return [self.by_lost, *([self.with_objective] if state.deadlines.tbt_s < math.inf else [])]
 
 
