@@ -113,8 +113,9 @@ class StubRouter:
             case Submit(request=request):
                 self._streams[request.key] = _Stream(hello.instance_id, request.params.max_tokens or 1)
                 self._say([request.key])
-            case Abort(key=key):
-                self._streams.pop(key, None)
+            case Abort(keys=keys):
+                for key in keys:
+                    self._streams.pop(key, None)
             case Echo():
                 self.hub.send(hello.instance_id, message)
             case AskCluster(ticket=ticket):

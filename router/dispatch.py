@@ -60,7 +60,8 @@ class PrefillDispatch:
         if not (queue.owners_compete and cluster.is_colocated):
             return
         num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
-        share = num_slots // queue.turns(True).num_owners
+        # There may be none with real time.
+        share = num_slots // max(queue.turns(True).num_owners, 1)
         while not queue.is_refused(line) and (request := queue.first(line, self._router.clock.now)):
             if queue.num_under_way(request) >= share:
                 break

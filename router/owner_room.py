@@ -39,7 +39,9 @@ class OwnerRoom:
         if not self._router.prefill_queue.owners_compete:
             return
         queue = self._router.decode_queue
-        pooled = [state for state in islice(queue, MAX_NEWCOMERS) if self._takes_part(state)]
+        pooled: Sequence[RequestState] = [
+            each for each in islice(queue, MAX_NEWCOMERS) if self._takes_part(each)
+        ]
         if queue.real_time:
             pooled = queue.soonest(MAX_NEWCOMERS, self._router.clock.now)
         for view in self._router.cluster.decodes:

@@ -210,7 +210,7 @@ class Line:
 
     @property
     def next_owner(self) -> str | None:
-        """The owner whose turn it is."""
+        """The owner that has the turn."""
         return self._order.first()
 
     def num_of(self, owner: str) -> int:
@@ -325,7 +325,7 @@ class PrefillQueue:
         self.turns(state.is_rt).ended(state.owner)
 
     def next_owner(self, is_rt: bool) -> str | None:
-        """Returns the owner whose prompt is next in the line of this class."""
+        """Returns the owner of the next prompt in the line of this class."""
         return self._lines[self._policy.line(is_rt)].next_owner
 
     def num_under_way(self, request: RoutedRequest) -> int:
@@ -463,18 +463,18 @@ class _Pooled:
     def add(self, state: RequestState, lost: Lost | None) -> None:
         self.states[state.key] = state
         self.num_tokens += state.num_tokens
-        for by_lost in self._sorted(state, lost):
-            insort(by_lost, lost)
+        if lost is not None:
+            for by_lost in self._sorted(state):
+                insort(by_lost, lost)
 
     def discard(self, state: RequestState, lost: Lost | None) -> None:
         del self.states[state.key]
         self.num_tokens -= state.num_tokens
-        for by_lost in self._sorted(state, lost):
-            del by_lost[bisect_left(by_lost, lost)]
+        if lost is not None:
+            for by_lost in self._sorted(state):
+                del by_lost[bisect_left(by_lost, lost)]
 
-    def _sorted(self, state: RequestState, lost: Lost | None) -> list[list[Lost]]:
-        if lost is None:
-            return []
+    def _sorted(self, state: RequestState) -> list[list[Lost]]:
         return [self.by_lost, *([self.with_objective] if state.deadlines.tbt_s < math.inf else [])]
 
 
@@ -498,13 +498,13 @@ class _PooledClass:
 
     @property
     def served(self) -> float:
-        """The served work of the owner whose turn it is."""
+        """The served work of the owner that has the turn."""
         owner = self._order.first()
         return math.inf if owner is None else self._turns.served(owner)
 
     @property
     def next(self) -> _Pooled:
-        """The requests of the owner whose turn it is."""
+        """The requests of the owner that has the turn."""
         owner = self._order.first()
         return _NOTHING if owner is None else self.of[owner]
 
@@ -515,7 +515,7 @@ _NOTHING = _Pooled()
 class DecodeQueue:
     """Requests that wait in the pool for a decode instance.
 
-    Policies see real time of one owner only, the one whose turn it is, and all best effort."""
+    Policies see real time of one owner only, the one that has the turn, and all best effort."""
 
     def __init__(self, rt_turns: OwnerTurns, be_turns: OwnerTurns) -> None:
         # In order of arrival.

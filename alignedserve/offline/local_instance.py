@@ -163,7 +163,7 @@ class LocalInstance:
         else:
             self._offered.discard(request.key)
             self._leaving[request.key] = request
-            self._order(Abort(request.key))
+            self._order(Abort([request.key]))
         return True
 
     def reset(self) -> None:

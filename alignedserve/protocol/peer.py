@@ -233,11 +233,11 @@ def about(message: Message) -> Iterator[About]:
             yield from (_named(work.request) for work in works)
         case Reserve(key=key, request_id=request_id):
             yield key, request_id
-        case Abort(key=key) | Reserved(key=key) | Commit(key=key) | Evict(key=key):
+        case Reserved(key=key) | Commit(key=key) | Evict(key=key):
             yield key, ""
         case Failed(key=key) | Rejected(key=key):
             yield key, ""
-        case Gone(keys=keys) | MakeSpare(keys=keys) | Release(keys=keys):
+        case Abort(keys=keys) | Gone(keys=keys) | MakeSpare(keys=keys) | Release(keys=keys):
             yield from _unnamed(keys)
         case Unstage(keys=keys) | Candidates(keys=keys):
             yield from _unnamed(keys)

@@ -106,7 +106,7 @@ class Room(NamedTuple):
 
 class PrefillQueue(Protocol):
     """Requests that wait for prefill, in one line or several. If those of several owners wait in a line, its methods
-    return requests of the owner whose turn it is."""
+    return requests of the owner that has the turn."""
 
     def is_empty(self, line: int) -> bool: ...
 
@@ -129,7 +129,7 @@ class PrefillQueue(Protocol):
 
 class DecodeQueue(Protocol):
     """Requests that wait in the pool for a decode instance: all best effort, and real time. If real time of several
-    owners waits, it holds only that of the owner whose turn it is."""
+    owners waits, it holds only that of the owner that has the turn."""
 
     @property
     def num_tokens(self) -> int: ...

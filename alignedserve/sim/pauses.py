@@ -62,9 +62,10 @@ class Pauses:
         if isinstance(message, Evict):
             self._num_in_pool[message.key] = message.num_saved
         elif isinstance(message, Abort):
-            self._running[to].pop(message.key, None)
-            self._prompts[to].pop(message.key, None)
-            self._num_in_pool.pop(message.key, None)
+            for key in message.keys:
+                self._running[to].pop(key, None)
+                self._prompts[to].pop(key, None)
+                self._num_in_pool.pop(key, None)
 
     def _received(self, sender: InstanceId, message: AnyMessage) -> None:
         match message:

@@ -101,8 +101,8 @@ class RealTimeFirst:
                 if request.key not in self._is_rt and not delivered and request.pooling is None:
                     self._is_rt[request.key] = request.tier == "rt"
                     self._waiting.add(request.key)
-            case Received(message=Abort(key=key)):
-                self._waiting.discard(key)
+            case Received(message=Abort(keys=keys)):
+                self._waiting.difference_update(keys)
             case Closed():
                 # The requests of a gateway that is gone end with it, and the others may be anywhere.
                 self._waiting.clear()

@@ -53,8 +53,9 @@ def much(tier: str = "rt", owner: str = MUCH, first_key: int = 1) -> list[Reques
 
 def island(policy: str, is_colocated: bool) -> SimIsland:
     sizes = limits(num_blocks=512, max_num_batched_tokens=128)
-    roles = {"num_colocated": 1} if is_colocated else {}
-    made = small_island(policy, pool_blocks=6000, prefill=sizes, decode=sizes, **roles)
+    made = small_island(
+        policy, pool_blocks=6000, prefill=sizes, decode=sizes, num_colocated=1 if is_colocated else 0
+    )
     made.start()
     return made
 
