@@ -9,8 +9,8 @@ A reservation that is not committed in time falls back to the last commit, as a 
 
 `BlockTree` has the blocks that requests list, and those that are kept because their content is known. When room is
 needed, spare requests and kept blocks go in the order in which they were last used, and of the blocks last used
-together those at the ends of prompts go first. If there are several owners, the one with most kept blocks loses them: no
-key's prompts push out all of another's. What is promised to the next turns of chats goes last.
+together those at the ends of prompts go first. Among several owners, the one with most kept blocks loses them, so
+no key's prompts push out all of another's. What is promised to the next turns of chats goes last.
 """
 
 from __future__ import annotations
