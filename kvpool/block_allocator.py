@@ -9,8 +9,8 @@ A reservation that is not committed in time falls back to the last commit, as a 
 
 `BlockTree` has the blocks that requests list, and those that are kept because their content is known. When room is
 needed, spare requests and kept blocks go in the order in which they were last used, and of the blocks last used
-together those at the ends of prompts go first. Of several owners, the one with most kept blocks loses them first: no
-key's prompts push out all of another's. What is promised to the next turns of chats goes last.
+together those at the ends of prompts go first. Among several owners, the one with most kept blocks loses them, so
+no key's prompts push out all of another's. What is promised to the next turns of chats goes last.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class BlockAllocator:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
         room. Safe to repeat. `hashes` are those of its first blocks. If it has no blocks yet, it gets the blocks that
         are known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns
-        what they are promised. `owner`: of the request."""
+        what they are promised. `owner` is the request's."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, num_found = self._allocations.get(key), 0

@@ -87,10 +87,11 @@ def test_the_pool_is_told_what_the_next_turn_awaits_and_what_a_prompt_brings() -
     assert isinstance(reserve, Reserve) and (reserve.awaits, reserve.owner) == ("tool", "mine")
     kinds = (("", False, ""), ("user", False, "user"), ("tool", True, "tool"))
     for number, (awaits, brings_results, follows) in enumerate(kinds, 2):
-        wanted = request(number, num_prompt=NUM_PROMPT)
+        wanted = replace(request(number, num_prompt=NUM_PROMPT), owner="mine")
         script.say(GATEWAY, Submit(replace(wanted, awaits=awaits, brings_results=brings_results)))
         asked = script.take_one(Reserve, POOL)
-        assert (asked.follows, asked.awaits, asked.owner) == (follows, "", "")
+        # Also a first prompt is told with its owner, since kept blocks are shared out by owner.
+        assert (asked.follows, asked.awaits, asked.owner) == (follows, "", "mine")
 
 
 def test_the_pool_gets_what_it_lacks_and_keeps_it_without_the_request() -> None:

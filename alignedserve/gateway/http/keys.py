@@ -77,7 +77,7 @@ class Keys:
 
     def may_read_counters(self, owner: str) -> bool:
         """Returns whether `owner` may read the counts of all clients. An API key may if there is no other owner, and no
-        operator's key: then nobody else's requests are counted."""
+        operator's key: then it is the only one counted."""
         return is_operator(owner) or len(set(self._owners.values())) <= 1
 
     def expire(self) -> None:
