@@ -89,7 +89,9 @@ def test_no_page_loads_scripts_from_elsewhere() -> None:
     async def scenario() -> None:
         async with served() as at:
             assert (await at.http.get("/openapi.json")).status_code == 200
-            for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+            docs = await at.http.get("/docs")
+            assert (docs.status_code, docs.headers["location"], docs.content) == (307, "/openapi.json", b"")
+            for path in ("/redoc", "/docs/oauth2-redirect"):
                 assert (await at.http.get(path)).status_code == 404
 
     play(scenario)
