@@ -49,7 +49,7 @@ def printed_by_compare() -> str:
     alone, beside = (evaluate(30 * [answered], 10.0, {"ttft": 1000.0}, PERCENTILES) for _ in range(2))
     found = [
         MeasuredServer(
-            ComparedServer(label, "http://host", None), "demo", alone, beside, 9.75, has_batch_api, True, None
+            ComparedServer(label, "http://host", None), "demo", alone, beside, 9.75, has_batch_api, None
         )
         for label, has_batch_api in (("AlignedServe", True), ("plain", False))
     ]

@@ -88,8 +88,8 @@ def test_a_rehearsal_goes_on_where_a_release_stops(
     monkeypatch.setattr(release, "DIST", tmp_path / "dist")
     monkeypatch.setattr(release, "COMPILERS", {"x86_64": "no-such-compiler"})
     monkeypatch.setattr(release, "report", lambda wheel, root: {})
-    monkeypatch.setattr(release.sbom, "read", lambda report: {})
-    monkeypatch.setattr(release.sbom, "write", lambda packages, out: [])
+    monkeypatch.setattr("deploy.sbom.read", lambda report: {})
+    monkeypatch.setattr("deploy.sbom.write", lambda packages, out: [])
     with pytest.raises(SystemExit, match="no-such-compiler is not installed"):
         release.main([])
     release.main(["--dry-run"])

@@ -378,7 +378,7 @@ def test_a_death_is_a_warning_and_a_replaced_process_has_its_real_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("alignedserve.launch.process_supervisor.time.monotonic", lambda: now_s)
 
     async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
         nonlocal now_s
