@@ -92,20 +92,20 @@ def plain_server() -> Iterator[str]:
 
 def answer_chat_among_lines(at: System) -> None:
     """Has the island answer chat beside a job only when it has got some more of the job's lines."""
-    submit, num_lines = at.router._submit, 0
+    pass_on, num_lines = at.router._submit, 0
 
-    async def later(gateway: InstanceId, message: Submit) -> None:
+    async def later(gateway: InstanceId, submit: Submit) -> None:
         wanted = min(num_lines + 200, NUM_LINES)
         await at.router.until(lambda: num_lines >= wanted)
-        submit(gateway, message)
+        pass_on(gateway, submit)
 
-    def submitted(gateway: InstanceId, message: Submit) -> None:
+    def submitted(gateway: InstanceId, submit: Submit) -> None:
         nonlocal num_lines
-        num_lines += message.request.tier == "be"
-        if message.request.tier == "be" or not num_lines:
-            submit(gateway, message)
+        num_lines += submit.request.tier == "be"
+        if submit.request.tier == "be" or not num_lines:
+            pass_on(gateway, submit)
         else:
-            waiting.append(asyncio.create_task(later(gateway, message)))
+            waiting.append(asyncio.create_task(later(gateway, submit)))
 
     waiting: list[asyncio.Task[None]] = []
     at.router._submit = submitted  # type: ignore[method-assign]

@@ -32,13 +32,11 @@ class AgentConversation(Conversation):
         return super().answer_to(prompt) if HAS_TOOLS in prompt else "A file"
 
 
-def claude_code(
-    url: str, home: Path, question: str, is_first: bool
-) -> tuple[list[str | Path], dict[str, str]]:
+def claude_code(url: str, question: str, is_first: bool) -> tuple[list[str], dict[str, str]]:
     """Returns its command, and the variables that it is told the server by."""
     program = modules_of("claude-code") / ".bin/claude"
     more = [] if is_first else ["--continue"]
-    command = [program, "-p", question, *more, "--model", "demo", "--allowedTools", "Bash"]
+    command = [str(program), "-p", question, *more, "--model", "demo", "--allowedTools", "Bash"]
     return command, {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
@@ -48,7 +46,7 @@ def claude_code(
     }
 
 
-def opencode(url: str, home: Path, question: str, is_first: bool) -> tuple[list[str | Path], dict[str, str]]:
+def opencode(url: str, question: str, is_first: bool) -> tuple[list[str], dict[str, str]]:
     packages = modules_of("opencode")
     program = packages / "opencode-linux-x64-baseline/bin/opencode"
     if not program.exists():
@@ -67,7 +65,7 @@ def opencode(url: str, home: Path, question: str, is_first: bool) -> tuple[list[
         "share": "disabled",
     }
     more = [] if is_first else ["--continue"]
-    command = [program, "run", "--model", "alignedserve/demo", *more, question]
+    command = [str(program), "run", "--model", "alignedserve/demo", *more, question]
     return command, {"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "1"}
 
 
@@ -76,7 +74,7 @@ def opencode(url: str, home: Path, question: str, is_first: bool) -> tuple[list[
     [pytest.param(claude_code, "Bash", id="claude-code"), pytest.param(opencode, "bash", id="opencode")],
 )
 def test_an_agent_runs_a_command_and_goes_on(
-    agent: Callable[[str, Path, str, bool], tuple[list[str | Path], dict[str, str]]],
+    agent: Callable[[str, str, bool], tuple[list[str], dict[str, str]]],
     tool: str,
     tmp_path: Path,
 ) -> None:
@@ -89,7 +87,7 @@ def test_an_agent_runs_a_command_and_goes_on(
         router = AgentConversation(call, *ANSWERS)
         async with router.served() as url:
             for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
-                command, variables = agent(url, home, question, question is QUESTIONS[0])
+                command, variables = agent(url, question, question is QUESTIONS[0])
                 env = {"PATH": os.environ["PATH"], "HOME": str(home)} | variables
                 told = await run_beside(*command, cwd=work, env=env)
                 assert answer in told

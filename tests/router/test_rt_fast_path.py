@@ -464,9 +464,9 @@ def test_large_best_effort_that_has_waited_long_holds_up_one_instance_at_a_time(
         state = script.state(key)
         state.blocks = pool_blocks(*range(50 if key < 3 else 2))
     script.tick(1000.0)
-    for name in ("decode-0", "decode-1"):
-        script.connect(name, num_blocks=100)
-        script.say(name, decode_report(num_free_blocks=40, num_running=2))
+    for decode in ("decode-0", "decode-1"):
+        script.connect(decode, num_blocks=100)
+        script.say(decode, decode_report(num_free_blocks=40, num_running=2))
     island, config = script.router.state.island, SchedulingConfig()
 
     def offers() -> list[tuple[str, list[int]]]:

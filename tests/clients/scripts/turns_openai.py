@@ -41,7 +41,7 @@ def result_of(response: Any) -> Any:
     return {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
 
 
-last = None
+last: Any = None
 for question in QUESTIONS:
     asked = client.responses.create(
         model="demo", input=question, tools=FLAT_TOOLS, previous_response_id=last and last.id
