@@ -18,7 +18,7 @@ from tests.launch.server import EXACT, NO_TLS, POOL, Server, serving, until
 from tests.launch.streams import engine_alone
 from tests.tiny_adapters import write_adapter
 
-pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, turn=1, alone=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=4, turn=2, alone=True)]
 
 NAMES = ("one", "two", "three")
 MODELS = ("demo", "one", "two")
