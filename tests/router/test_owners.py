@@ -40,6 +40,30 @@ def test_the_least_served_owner_goes_first_and_absence_earns_nothing() -> None:
     assert order.first() == "b"
 
 
+def test_who_was_served_much_has_its_turn_when_it_returns() -> None:
+    """It owes nothing, though others have waited all the while."""
+    turns, waiting = OwnerTurns(), {"a", "b"}
+    order = OwnerOrder(turns, waiting.__contains__)
+    for owner in "ab":
+        turns.opened(owner)
+        order.add(owner)
+    turns.serve("a", 1000)
+    assert order.first() == "b"
+    turns.serve("b", 1)
+    assert order.first() == "b"
+    turns.serve("b", 1200)
+    assert order.first() == "a"
+    turns.serve("a", 2000)
+    assert order.first() == "b"
+    waiting.remove("a")
+    turns.ended("a")
+    turns.opened("a")
+    waiting.add("a")
+    order.add("a")
+    order.check(waiting)
+    assert order.first() == "a"
+
+
 def test_a_prompt_of_another_owner_passes_a_queue_of_one_class_and_of_both() -> None:
     for policy, tier in (("aligned", "rt"), ("aligned", "be"), ("fcfs", "rt"), ("fcfs", "be")):
         script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
