@@ -120,7 +120,7 @@ def _adapter(key: RequestKey, at_s: float) -> str:
 
 
 def _owner(plan: Plan, key: RequestKey, at_s: float) -> str:
-    """Returns one of two or three owners in half of the plans, of which one may have most requests; "" in the others."""
+    """Returns one of two or three owners in half of the plans, of which one may have most requests; "" in others."""
     owners = Random(f"owners of {plan.seed}").choice(
         [[""], [""], ["", "a"], ["a", "a", "a", "a", "b"], ["", "a", "b"]]
     )

@@ -147,7 +147,11 @@ def test_an_owner_fills_half_of_the_queue_and_leaves_room_for_others() -> None:
         submit(script, key, "b")
     assert not script.take()
     submit(script, 21, "c")
-    assert script.take_one(Rejected, GATEWAY).reason == "full"
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert rejected.reason == "full"
+    assert rejected.message == "many requests wait already, at most 8 may", (
+        "others' count is nobody's business"
+    )
 
 
 def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:
@@ -158,6 +162,9 @@ def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:
     assert script.take_one(Rejected, GATEWAY).reason == "owner_full"
     submit(script, 3, "b", num_prompt=40)
     assert not script.take()
+    submit(script, 4, "c", num_prompt=30)
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert rejected.reason == "full" and "80" not in rejected.message
 
 
 def test_clients_without_keys_may_fill_the_queue() -> None:
