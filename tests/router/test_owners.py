@@ -119,6 +119,20 @@ def test_the_youngest_of_who_has_all_leaves_for_another_owner() -> None:
     assert offered == [30], "and not the one of `a` that waits for longer"
 
 
+def test_no_more_leave_while_the_first_ones_do() -> None:
+    """Half of the slots are for each owner, however long the pool takes to have room."""
+    script = full()
+    for key in range(30, 40):
+        submit(script, key, "b")
+        script.reserve(key, [10 * key, 10 * key + 1])
+        script.first_token(key)
+        script.saved(key)
+    for _ in range(5):
+        script.tick(0.1)
+    leaving = [key for key in range(1, 9) if script.state(key).phase is Phase.MAKING_ROOM]
+    assert leaving == [5, 6, 7, 8]
+
+
 def test_nobody_leaves_for_an_owner_that_has_as_much() -> None:
     script = full(num_of_a=4)
     submit(script, 30, "b")
