@@ -87,6 +87,10 @@ class Boundary:
         return self._candidates.in_turn(self._block_table.running.values())
 
     @property
+    def owners_compete(self) -> bool:
+        return self._candidates.owners_compete
+
+    @property
     def batch(self) -> Sequence[ScheduledRequest]:
         return [*self._candidates.batch]
 

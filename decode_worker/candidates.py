@@ -68,10 +68,14 @@ class Candidates:
     def requests(self) -> ValuesView[ScheduledRequest]:
         return self._requests.values()
 
+    @property
+    def owners_compete(self) -> bool:
+        return len(self._num_of) > 1
+
     def in_turn(self, running: Iterable[ScheduledRequest]) -> list[ScheduledRequest]:
         """Returns the candidate requests in the order in which they were offered. If they have several owners, one that
         has less here goes first, as if each candidate before it ran."""
-        if len(self._num_of) <= 1:
+        if not self.owners_compete:
             return [*self._requests.values()]
         num_here = Counter(request.owner for request in running)
 

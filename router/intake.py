@@ -49,14 +49,17 @@ def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -
             max(int(share * each), 1) for each in (config.max_num_queued_reqs, config.max_num_queued_tokens)
         )
         reason, whose = ("full", "") if owner is None else ("owner_full", " of this API key")
+        # No owner is told how much of others waits.
+        has_others = owner is None and request.owner
+        told, told_tokens = ("many", "many") if has_others else (num_queued, num_tokens)
         if num_queued >= most:
             limit = "" if owner is None else ", which is half of max_num_queued_reqs"
-            return reason, f"{num_queued} requests{whose} wait already, at most {most} may{limit}"
+            return reason, f"{told} requests{whose} wait already, at most {most} may{limit}"
         if num_tokens and num_tokens + len(request.prompt) > most_tokens:
             limit = "" if owner is None else ", which is half of max_num_queued_tokens"
             return (
                 reason,
-                f"{num_tokens} tokens{whose} wait for prefill already, and this prompt's {len(request.prompt)} "
+                f"{told_tokens} tokens{whose} wait for prefill already, and this prompt's {len(request.prompt)} "
                 f"would make it more than {most_tokens}{limit}",
             )
     return None

@@ -98,7 +98,7 @@ class OwnerRoom:
 
 
 class _Room:
-    """What is free at an instance, what becomes free, and what each owner has there."""
+    """What is free at an instance, what becomes free, and what each owner has there to stay."""
 
     def __init__(self, view: DecodeView, running: Sequence[RequestState]) -> None:
         self._view = view
@@ -109,8 +109,10 @@ class _Room:
         self._num_blocks = view.num_free_blocks + sum(map(self._blocks_of, leaving))
         self.num_slots_of: Counter[str] = Counter()
         self._num_tokens_of: Counter[str] = Counter()
+        # What leaves is nobody's any more: counted as its owner's, still more of that owner's would leave meanwhile.
         for state in running:
-            self._count(state, 1)
+            if state.phase is Phase.RUNNING:
+                self._count(state, 1)
 
     def keep_best_effort(self) -> None:
         self._staying = [state for state in self._staying if state.is_rt]

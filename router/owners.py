@@ -11,7 +11,7 @@ one owner, no order changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
@@ -24,6 +24,10 @@ class OwnerTurns:
         self._served: dict[str, float] = {}
         # The served work of the last owner that had a turn, at that time.
         self._level = 0.0
+
+    @property
+    def owners(self) -> set[str]:
+        return {*self._num_open, *self._served}
 
     @property
     def num_owners(self) -> int:
@@ -56,30 +60,46 @@ class OwnerTurns:
 class OwnerOrder:
     """The owners for which something waits somewhere, the least served first.
 
-    Served work only grows while an owner is known, so an owner is moved back only when it is at the front."""
+    Served work only grows while an owner is known, so an owner is moved back only when it is at the front. One that
+    returns may have less than before."""
 
     def __init__(self, turns: OwnerTurns, waits: Callable[[str], bool]) -> None:
         self._turns = turns
         self._waits = waits
         # (served work when it was put there, number of additions, owner)
         self._heap: list[tuple[float, int, str]] = []
-        self._there: set[str] = set()
+        # The entry of each owner that counts. Others are left from before an owner returned with less served work.
+        self._entries: dict[str, tuple[float, int, str]] = {}
         self._numbers = count()
 
     def add(self, owner: str) -> None:
         """Safe to repeat."""
-        if owner not in self._there:
-            self._there.add(owner)
-            heappush(self._heap, (self._turns.served(owner), next(self._numbers), owner))
+        there, served = self._entries.get(owner), self._turns.served(owner)
+        if there is None or there[0] > served:
+            self._entries[owner] = entry = served, next(self._numbers), owner
+            heappush(self._heap, entry)
 
     def first(self) -> str | None:
         while self._heap:
-            served, number, owner = self._heap[0]
-            if not self._waits(owner):
+            served, number, owner = entry = self._heap[0]
+            if entry is not self._entries.get(owner):
                 heappop(self._heap)
-                self._there.remove(owner)
+            elif not self._waits(owner):
+                heappop(self._heap)
+                del self._entries[owner]
             elif served < self._turns.served(owner):
-                heapreplace(self._heap, (self._turns.served(owner), number, owner))
+                self._entries[owner] = entry = self._turns.served(owner), number, owner
+                heapreplace(self._heap, entry)
             else:
                 return owner
         return None
+
+    def check(self, waiting: Collection[str]) -> None:
+        """Raises RuntimeError unless the first of the owners for which something waits is the least served. Changes
+        nothing."""
+        same = OwnerOrder(self._turns, self._waits)
+        same._heap, same._entries = [*self._heap], {**self._entries}
+        first = same.first()
+        least = min(map(self._turns.served, waiting), default=None)
+        if (None if first is None else self._turns.served(first)) != least:
+            raise RuntimeError(f"it is the turn of an owner other than the least served of {len(waiting)}")

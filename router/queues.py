@@ -260,6 +260,9 @@ class Line:
         owner = self.next_owner
         return [] if owner is None else self._of[owner].soonest(count, now)
 
+    def check_turns(self) -> None:
+        self._order.check([owner for owner, own in self._of.items() if own.can_start])
+
 
 class PrefillQueue:
     def __init__(self, policy: RouterPart) -> None:
@@ -401,6 +404,20 @@ class PrefillQueue:
         for line, of_line in by_line.items():
             self._lines[line].release(of_line)
 
+    @property
+    def owners(self) -> set[str]:
+        """The owners of whom anything is counted."""
+        return {
+            *self._num_open,
+            *self._of_owner,
+            *(owner for line in self._lines for owner in line.turns.owners),
+        }
+
+    def check_turns(self) -> None:
+        """Raises RuntimeError unless it is the turn of the least served owner in each line."""
+        for line in self._lines:
+            line.check_turns()
+
     def check(self) -> None:
         """Raises RuntimeError unless each held request waits for one that brings its prefix."""
         self.prefixes.check(key for line in self._lines for key in line.held)
@@ -508,6 +525,9 @@ class _PooledClass:
         owner = self._order.first()
         return _NOTHING if owner is None else self.of[owner]
 
+    def check_turns(self) -> None:
+        self._order.check(self.of)
+
 
 _NOTHING = _Pooled()
 
@@ -534,6 +554,11 @@ class DecodeQueue:
     @property
     def owners(self) -> set[str]:
         return {*self._rt.of, *self._be.of}
+
+    def check_turns(self) -> None:
+        """Raises RuntimeError unless it is the turn of the least served owner in each class."""
+        self._rt.check_turns()
+        self._be.check_turns()
 
     @property
     def num_tokens(self) -> int:

@@ -183,10 +183,11 @@ class Router:
         num_queued = len(self.state.prefill_queue) + len(self.state.prefill_queue.reserving)
         num_queued += len(self.state.prefill_queue.prefixes)
         left = (len(self.state.requests), len(self.state.decode_queue), num_queued, len(self._orphans))
-        if any(left) or holding:
+        num_owners = len(self.state.prefill_queue.owners | self.state.decode_queue.owners)
+        if any(left) or holding or num_owners:
             raise RuntimeError(
-                "the router is idle, but {} requests, {} pooled, {} queued and {} orphans are left".format(
-                    *left
+                "the router is idle, but {} requests, {} pooled, {} queued, {} orphans and {} owners are left".format(
+                    *left, num_owners
                 )
                 + (f", and some at {', '.join(holding)}" if holding else "")
             )

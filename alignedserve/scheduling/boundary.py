@@ -141,6 +141,10 @@ class DecodeBoundary(Protocol):
         offered."""
 
     @property
+    def owners_compete(self) -> bool:
+        """Whether the candidate requests have several owners, and so are in the order of their owners' turns."""
+
+    @property
     def batch(self) -> Sequence[DecodeRequest]:
         """The candidate batch, which runs next, in the order in which its requests were offered."""
 

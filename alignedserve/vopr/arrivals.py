@@ -80,6 +80,7 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
         is_structured=random.random() < 0.05,
         pooling=_pooling(key, at_s),
         adapter=_adapter(key, at_s),
+        owner=_owner(plan, key, at_s),
     )
     if not plan.begin_alike:
         return arrive
@@ -97,7 +98,14 @@ def _next_turn(earlier: Sequence[Arrive], arrive: Arrive) -> Arrive:
     (turn,) = last
     num_before = turn.prompt_len + min(turn.output_len, turn.max_tokens or turn.output_len)
     prompt_len = min(num_before + random.randint(1, 40), MAX_MODEL_LEN - 1)
-    return replace(arrive, earlier=turn, prompt_len=prompt_len, salt=turn.salt, adapter=turn.adapter)
+    return replace(
+        arrive,
+        earlier=turn,
+        prompt_len=prompt_len,
+        salt=turn.salt,
+        adapter=turn.adapter,
+        owner=turn.owner,
+    )
 
 
 def _pooling(key: RequestKey, at_s: float) -> str | None:
@@ -109,6 +117,14 @@ def _pooling(key: RequestKey, at_s: float) -> str | None:
 def _adapter(key: RequestKey, at_s: float) -> str:
     """Returns one of two adapters for one request in four; "" for the others."""
     return Random(f"adapter of {key} at {at_s}").choice(["", "", "", "", "", "", "a", "b"])
+
+
+def _owner(plan: Plan, key: RequestKey, at_s: float) -> str:
+    """Returns one of two or three owners in half of the plans, of which one may have most requests; "" in others."""
+    owners = Random(f"owners of {plan.seed}").choice(
+        [[""], [""], ["", "a"], ["a", "a", "a", "a", "b"], ["", "a", "b"]]
+    )
+    return Random(f"owner of {key} at {at_s}").choice(owners)
 
 
 def _around(random: Random, mean: int) -> int:

@@ -51,11 +51,12 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
     return replace(
         request,
         prompt=_prompt(arrive),
-        cache_salt=arrive.salt,
+        # As gateways do: owners share no KV.
+        cache_salt=arrive.owner + arrive.salt,
         pooling=arrive.pooling,
         adapter=arrive.adapter,
         has_next_turn=arrive.window_s is None,
-        owner=arrive.salt,
+        owner=arrive.owner,
         awaits=("", "tool", "user")[arrive.key % 3],
         brings_results=arrive.earlier is not None and arrive.key % 2 == 0,
     )

@@ -18,7 +18,8 @@ from alignedserve.vopr.plan import Plan
 
 class CountsAddUp:
     """Checks at every tick of the router that requests share no block of the pool but those of common beginnings, that
-    none is lost, that counts match, and that the router's records of each request go with the request's phase."""
+    none is lost, that counts match, that the router's records of each request go with the request's phase, and that it
+    is the turn of the least served owner."""
 
     def __init__(self, island: SimIsland) -> None:
         self._island = island
@@ -31,6 +32,8 @@ class CountsAddUp:
         self._island.check()
         self._check_owners()
         if core := self._island.router.core:
+            core.state.prefill_queue.check_turns()
+            core.state.decode_queue.check_turns()
             for state in core.state.requests:
                 state.check()
 

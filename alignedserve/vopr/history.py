@@ -44,6 +44,7 @@ class Arrive(Action, frozen=True, tag="arrive"):
     # The pooling of its embedding, if it asks for one.
     pooling: str | None = None
     adapter: str = ""
+    owner: str = ""
     # A turn of the same chat. The prompt begins with that one's prompt and answer.
     earlier: Arrive | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Abort, Hello, Reserve, Submit
 from alignedserve.router.dispatch import MAX_STARTS
 from alignedserve.router.events import Event, Send
+from alignedserve.router.requests import Phase
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
 from alignedserve.sim.island import SimIsland
@@ -23,15 +24,15 @@ from tests.sim.islands import limits, requests, small_island
 MANY = 1000
 
 
-def submit(script: Script, key: int, tier: str = "be", num_prompt: int = 6) -> None:
-    script.say(GATEWAY, Submit(replace(request(key, num_prompt), tier=tier)))
+def submit(script: Script, key: int, tier: str = "be", num_prompt: int = 6, owner: str = "") -> None:
+    script.say(GATEWAY, Submit(replace(request(key, num_prompt), tier=tier, owner=owner)))
 
 
-def with_requests(count: int, window: int) -> Script:
+def with_requests(count: int, window: int, owners: Sequence[str]) -> Script:
     """Eight at least are started, in a window of so many iterations."""
-    script = Script(num_blocks=10**6, max_num_queued_reqs=2 * MANY, prefill_window=window)
+    script = Script(num_blocks=10**6, max_num_queued_reqs=4 * MANY, prefill_window=window)
     for key in range(1, count + 9):
-        submit(script, key)
+        submit(script, key, owner=owners[key % len(owners)])
     script.take()
     return script
 
@@ -53,10 +54,10 @@ EVENTS: dict[str, Callable[[Script], object]] = {
 
 
 # iterations: almost all are queued; or all are started
-@pytest.fixture(scope="module", params=[2, MANY])
+@pytest.fixture(scope="module", params=[(2, [""]), (MANY, [""]), (2, ["a", "b"]), (MANY, ["a", "b"])])
 def scripts(request: pytest.FixtureRequest) -> tuple[Script, Script]:
     """With few requests, and with many; used by one event after the other."""
-    return with_requests(30, request.param), with_requests(MANY, request.param)
+    return with_requests(30, *request.param), with_requests(MANY, *request.param)
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -66,6 +67,30 @@ def test_an_event_takes_as_much_work_however_many_there_are(
     few, many = (num_calls(functools.partial(EVENTS[name], script)) for script in scripts)
     # a heap is a few steps deeper
     assert many <= 1.2 * few + 20
+
+
+def in_pool(count: int, policy: str) -> Script:
+    """Real time of two owners waits for slots, which all are one owner's."""
+    script = Script(num_blocks=10**6, max_num_queued_reqs=4 * MANY, prefill_window=MANY, policy=policy)
+    for key in range(1, count + 9):
+        submit(script, key, "rt", owner="a" if key <= 8 or key % 2 else "b")
+        script.reserve(key, [10 * key, 10 * key + 1])
+        script.first_token(key)
+        script.saved(key)
+        if key <= 8:
+            script.decode(admitted=[RequestKey(key)])
+    script.take()
+    return script
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_room_for_owners_takes_as_much_work_however_many_wait_in_the_pool(policy: str) -> None:
+    few, many = in_pool(40, policy), in_pool(MANY, policy)
+    for event in (lambda script: script.token(1), *(lambda script: script.tick(0.1),) * 6):
+        num_few, num_many = (num_calls(functools.partial(event, script)) for script in (few, many))
+        assert num_many <= 1.2 * num_few + 20
+    phases = Counter(state.phase for state in many.router.state.requests)
+    assert phases[Phase.MAKING_ROOM] == 4 and phases[Phase.POOLED] > MANY / 2, phases
 
 
 def test_prompts_of_a_token_are_not_all_started_at_once() -> None:

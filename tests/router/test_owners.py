@@ -40,6 +40,30 @@ def test_the_least_served_owner_goes_first_and_absence_earns_nothing() -> None:
     assert order.first() == "b"
 
 
+def test_who_was_served_much_has_its_turn_when_it_returns() -> None:
+    """It owes nothing, though others have waited all the while."""
+    turns, waiting = OwnerTurns(), {"a", "b"}
+    order = OwnerOrder(turns, waiting.__contains__)
+    for owner in "ab":
+        turns.opened(owner)
+        order.add(owner)
+    turns.serve("a", 1000)
+    assert order.first() == "b"
+    turns.serve("b", 1)
+    assert order.first() == "b"
+    turns.serve("b", 1200)
+    assert order.first() == "a"
+    turns.serve("a", 2000)
+    assert order.first() == "b"
+    waiting.remove("a")
+    turns.ended("a")
+    turns.opened("a")
+    waiting.add("a")
+    order.add("a")
+    order.check(waiting)
+    assert order.first() == "a"
+
+
 def test_a_prompt_of_another_owner_passes_a_queue_of_one_class_and_of_both() -> None:
     for policy, tier in (("aligned", "rt"), ("aligned", "be"), ("fcfs", "rt"), ("fcfs", "be")):
         script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
@@ -95,6 +119,20 @@ def test_the_youngest_of_who_has_all_leaves_for_another_owner() -> None:
     assert offered == [30], "and not the one of `a` that waits for longer"
 
 
+def test_no_more_leave_while_the_first_ones_do() -> None:
+    """Half of the slots are for each owner, however long the pool takes to have room."""
+    script = full()
+    for key in range(30, 40):
+        submit(script, key, "b")
+        script.reserve(key, [10 * key, 10 * key + 1])
+        script.first_token(key)
+        script.saved(key)
+    for _ in range(5):
+        script.tick(0.1)
+    leaving = [key for key in range(1, 9) if script.state(key).phase is Phase.MAKING_ROOM]
+    assert leaving == [5, 6, 7, 8]
+
+
 def test_nobody_leaves_for_an_owner_that_has_as_much() -> None:
     script = full(num_of_a=4)
     submit(script, 30, "b")
@@ -123,7 +161,11 @@ def test_an_owner_fills_half_of_the_queue_and_leaves_room_for_others() -> None:
         submit(script, key, "b")
     assert not script.take()
     submit(script, 21, "c")
-    assert script.take_one(Rejected, GATEWAY).reason == "full"
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert rejected.reason == "full"
+    assert rejected.message == "many requests wait already, at most 8 may", (
+        "others' count is nobody's business"
+    )
 
 
 def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:
@@ -134,6 +176,9 @@ def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:
     assert script.take_one(Rejected, GATEWAY).reason == "owner_full"
     submit(script, 3, "b", num_prompt=40)
     assert not script.take()
+    submit(script, 4, "c", num_prompt=30)
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert rejected.reason == "full" and "80" not in rejected.message
 
 
 def test_clients_without_keys_may_fill_the_queue() -> None:

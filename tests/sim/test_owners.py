@@ -31,13 +31,14 @@ class Seen(NamedTuple):
 
 
 def owned(key: int, owner: str, arrival_s: float, num_tokens: int, tier: str = "rt") -> Request:
+    """`tier`: "plain" is real time without objectives."""
     made = make_request(
         key=key,
         prompt_len=20,
         num_output_tokens=num_tokens,
         arrival_s=arrival_s,
         max_tokens=num_tokens,
-        tier=tier,
+        tier="rt" if tier == "plain" else tier,
     )
     objectives = {"ttft_s": 1.0, "tbt_s": 0.1} if tier == "rt" else {}
     return replace(made, owner=owner, cache_salt=owner, **objectives)
@@ -77,17 +78,14 @@ def run(policy: str, is_colocated: bool, tier: str = "") -> Seen:
 
 
 @pytest.mark.parametrize("is_colocated", [False, True], ids=["apart", "colocated"])
-@pytest.mark.parametrize("tier", ["rt", "be"])
+@pytest.mark.parametrize("tier", ["rt", "plain", "be"])
 @every_policy
 def test_who_wants_little_gets_it_about_as_soon_as_alone(policy: str, tier: str, is_colocated: bool) -> None:
     """Without turns, most policies do not answer it at all in this time."""
-    if policy in ("apt", "apt-s") and tier == "be" and is_colocated:
-        pytest.xfail(
-            "apt chooses between classes by pending time, so real time waits for best effort of others"
-        )
     alone, beside = run(policy, is_colocated), run(policy, is_colocated, tier)
     # A victim's KV is copied before its slot is free, and prompts of others are in the same iteration.
-    assert beside.ttft_s < 4 * alone.ttft_s or (tier == "be" and beside.ttft_s < 0.5)
+    # Policies with classes have some iterations to make room in best effort themselves.
+    assert beside.ttft_s < (8 if tier == "be" else 4) * alone.ttft_s
     assert beside.whole_s < 3 * alone.whole_s
     # The instance is as full as without others: 16 requests run at a time.
     assert beside.num_tokens > 3000
