@@ -150,7 +150,11 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
 def test_what_one_owner_has_compiled_is_not_ready_for_another(grammars: Grammars) -> None:
     wanted = StructuredOutputsParams(regex="one owner's")
     grammars.matcher(wanted, "key:a").prepare()
-    assert [grammars.matcher(wanted, owner).is_ready for owner in ("key:a", "key:b", "")] == [True, False, False]
+    assert [grammars.matcher(wanted, owner).is_ready for owner in ("key:a", "key:b", "")] == [
+        True,
+        False,
+        False,
+    ]
     grammars.matcher(wanted, "key:b").prepare()
     assert grammars.matcher(wanted, "key:b").is_ready
 
