@@ -144,7 +144,7 @@ class BlockAllocator:
         if allocation is None:
             tail = self._tree.take(tail, num_found)
             dropped = self._make_room(num_missing, needs_row=True, drops_spares=not is_optional)
-            allocation = self._begin(key, tail, num_found, hashes, owner)
+            allocation = self._begin(key, tail, num_found, hashes)
         else:
             if allocation.is_new:
                 # A new router says what an earlier one has reserved it for, and its tokens may differ.
@@ -152,8 +152,9 @@ class BlockAllocator:
             self._enter(allocation, AllocationState.RESERVED)
             dropped = self._make_room(num_missing, needs_row=False, drops_spares=not is_optional)
         allocation.deadline_s = deadline_s
+        self._tree.own(allocation.tail, owner)
         if num_missing > 0:
-            self._grow(allocation, num_missing)
+            self._grow(allocation, num_missing, owner)
         return Grant(allocation.blocks, dropped, allocation.num_tokens, num_found * self._block_size)
 
     def find(
@@ -176,9 +177,10 @@ class BlockAllocator:
             if not (num_found and self._free_rows):
                 return Grant([], [])
             tail = self._tree.take(tail, num_found)
-            allocation = self._begin(key, tail, num_found, hashes, owner)
+            allocation = self._begin(key, tail, num_found, hashes)
             self._table.point(allocation.row, num_found, tail.blocks[-1] if tail else None)
         allocation.deadline_s = deadline_s
+        self._tree.own(allocation.tail, owner)
         return Grant(allocation.blocks, [], allocation.num_tokens, num_found * self._block_size)
 
     def _known(self, hashes: Sequence[bytes], num_tokens: int) -> tuple[Run | None, int]:
@@ -330,10 +332,10 @@ class BlockAllocator:
     # ---- each of these leaves allocator and table in step ----
 
     def _begin(
-        self, key: RequestKey, tail: Run | None, num_found: int, hashes: Sequence[bytes], owner: str
+        self, key: RequestKey, tail: Run | None, num_found: int, hashes: Sequence[bytes]
     ) -> Allocation:
         num_tokens, row = num_found * self._block_size, self._free_rows.pop()
-        allocation = Allocation(key, num_tokens, AllocationState.RESERVED, row, tail, owner)
+        allocation = Allocation(key, num_tokens, AllocationState.RESERVED, row, tail)
         allocation.hashes, allocation.num_published, allocation.is_new = hashes, num_found, True
         self._table.begin(row, key, num_tokens, allocation.state, is_new=True)
         self._allocations[key] = self._in_state[allocation.state][key] = allocation
@@ -348,12 +350,12 @@ class BlockAllocator:
         if was_spare != allocation.is_spare:
             self._tree.change(allocation.tail, allocation.is_spare)
 
-    def _grow(self, allocation: Allocation, count: int) -> None:
+    def _grow(self, allocation: Allocation, count: int, owner: str) -> None:
         tail, free = allocation.tail, self._tree.free
         added = free[-count:][::-1]
         del free[-count:]
         self._table.extend(allocation.row, allocation.num_blocks, tail.blocks[-1] if tail else None, added)
-        allocation.tail = self._tree.extend(tail, added, allocation.owner)
+        allocation.tail = self._tree.extend(tail, added, owner)
 
     def _shrink(self, allocation: Allocation, num_kept: int, last_used: int) -> None:
         tail = self._tree.leave(allocation.tail, num_kept, allocation.is_spare, last_used)

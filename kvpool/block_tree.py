@@ -5,7 +5,7 @@ differently.
 
 Where kept blocks have several owners, those of the owner with most of them go first. Blocks that follow each other have
 one owner, because hashes are salted with it. Owners are not in the table: the owner of blocks that an earlier process
-has left is unknown, and they go by age alone.
+has left is unknown until a request lists them, and they go by age alone.
 
 A block becomes known only if the block before it in the request is known, so known blocks form trees as well. Any
 number of requests may list a known block. Known blocks that no request lists are kept until their room is needed.
@@ -127,6 +127,12 @@ class BlockTree:
             tail = self._split(tail, num_blocks)
         self._list(tail, is_spare=False)
         return tail
+
+    def own(self, tail: Run | None, owner: str) -> None:
+        """Gives the blocks up to this run, as far as their owner is unknown, to the owner of a request that lists
+        them."""
+        while tail and not tail.owner:
+            tail.owner, tail = owner, tail.parent
 
     def extend(self, tail: Run | None, added: Sequence[PoolBlockId], owner: str) -> Run:
         """Gives blocks that nothing uses to a request of `owner` that is no spare. Returns its last run."""
@@ -410,7 +416,10 @@ class BlockTree:
         kept = Counter[str]()
         for run in (each for each in runs if not each.is_listed):
             kept[run.owner] += len(run.blocks)
-        if any(run.parent and run.parent.owner != run.owner for run in runs) or kept != self._num_kept_by:
+        if (
+            any(run.owner and run.parent and run.parent.owner != run.owner for run in runs)
+            or kept != self._num_kept_by
+        ):
             raise RuntimeError(f"{self._num_kept_by} blocks are counted as kept; {kept} are")
         sums = (
             sum(len(run.blocks) for run in runs if needed[run]),

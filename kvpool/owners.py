@@ -53,8 +53,6 @@ class Allocation:
     row: int
     # The last run of its blocks. None: it has no blocks.
     tail: Run | None = None
-    # The owner of the request's API key. Empty: unknown, or there are no keys.
-    owner: str = ""
     # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
     # The hashes of its first blocks, as far as they may become known. The first `num_published` need nothing more.

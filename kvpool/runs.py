@@ -35,7 +35,7 @@ class Run:
     # Until when it is promised to the next turn of a chat (`promises.py`), and the owner of that; 0: it is not.
     promised_until: float = 0.0
     promised_to: str = ""
-    # The owner of the request that filled the first run before it. Empty: unknown, or there are no keys.
+    # The owner of the requests that list it. Empty: unknown, or there are no keys.
     owner: str = ""
 
     @property

@@ -12,16 +12,16 @@ from alignedserve.router.state import RouterState
 from alignedserve.scheduling.prefixes import prefix_group
 from alignedserve.types import RequestKey
 
-# The most first blocks of prompts that are remembered.
+# The most first blocks of prompts that are remembered. The owner with most of them loses its oldest one.
 MOST_SAVED = 65_536
 
 
 @dataclass(eq=False, slots=True)
 class PoolClient:
     _router: RouterState
-    # The hashes of first blocks for which room was reserved, so that the pool may know what follows them. The least
-    # recently used first.
-    _saved: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    # By owner: the hashes of first blocks for which room was reserved, so that the pool may know what follows them. The
+    # least recently used first.
+    _saved: dict[str, OrderedDict[bytes, None]] = field(default_factory=dict)
     # Whether the pool may know other content, which was there before this router.
     may_know_more: bool = False
     # Whether blocks were released since victims without room last asked for it.
@@ -39,7 +39,7 @@ class PoolClient:
         request, hashes = state.request, self._hashes_of(state)
         follows = "tool" if request.brings_results else "user" if request.awaits else ""
         if not finds_only:
-            self._note_saved(hashes)
+            self._note_saved(request.owner, hashes)
         self.send(
             Reserve(
                 state.key,
@@ -59,18 +59,19 @@ class PoolClient:
         if not self._router.cluster.loads_prefixes:
             return False
         for first in self._hashes_of(state)[:1]:
-            if first in self._saved:
-                self._saved.move_to_end(first)
+            if first in self._saved.get(state.owner, ()):
+                self._saved[state.owner].move_to_end(first)
                 return True
             return self.may_know_more
         return False
 
-    def _note_saved(self, hashes: Sequence[bytes]) -> None:
+    def _note_saved(self, owner: str, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes[:1]:
-            self._saved[block_hash] = None
-            self._saved.move_to_end(block_hash)
-            if len(self._saved) > MOST_SAVED:
-                self._saved.popitem(last=False)
+            saved = self._saved.setdefault(owner, OrderedDict())
+            saved[block_hash] = None
+            saved.move_to_end(block_hash)
+            if sum(map(len, self._saved.values())) > MOST_SAVED:
+                max(self._saved.values(), key=len).popitem(last=False)
 
     def reserve_answer(self, state: RequestState) -> bool:
         """Asks for room for a complete answer, behind what is known of its prompt. Takes back the request's blocks.
@@ -83,7 +84,7 @@ class PoolClient:
         prompt, answer = state.block_hashes(block_size), state.take_answer_hashes(block_size)
         if not (answer or (prompt and self._router.cluster.is_colocated)):
             return False
-        self._note_saved([*prompt, *answer])
+        self._note_saved(state.owner, [*prompt, *answer])
         # The pool may have a spare of it that the router does not count.
         state.lose_blocks()
         self.release([state.key])

@@ -92,9 +92,10 @@ class Rules:
 
     # ---- for tests --------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: list[int], params: SamplingParams) -> Entry:
+    def submit(self, prompt: list[int], params: SamplingParams, owner: str = "") -> Entry:
         key = RequestKey(len(self.entries) + 1)
-        entry = self.entries[key] = Entry(Request(key, prompt, params, params.seed or 0, arrival_s=0.0))
+        request = Request(key, prompt, params, params.seed or 0, arrival_s=0.0, owner=owner)
+        entry = self.entries[key] = Entry(request)
         return entry
 
     def in_place(self, place: str) -> list[Entry]:

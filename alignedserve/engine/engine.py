@@ -348,7 +348,7 @@ class Engine:
         stops = stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids
         request = new.begin(np.asarray(new.prompt, dtype=np.int32), stops, self.max_model_len)
         if request.matcher is None and params.structured_outputs is not None:
-            request.matcher = self.grammars.matcher(params.structured_outputs)
+            request.matcher = self.grammars.matcher(params.structured_outputs, owner="")
         request.adapter = self.adapters.get(new.adapter, 0)
         if params.has_penalties:
             request.output_counts = dict(Counter(new.output))

@@ -100,8 +100,10 @@ def tool_routes(request_builder: RequestBuilder, drain_state: DrainState) -> API
 
     @routes.get("/load")
     async def load(http: Request) -> Json:
+        sees_all = http.state.may_read_counters
+        num_open = drain_state.num_open_of_all if sees_all else drain_state.num_open(owner_of(http))
         # Without this call itself.
-        return {"server_load": drain_state.num_open(owner_of(http)) - 1}
+        return {"server_load": num_open - 1}
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -47,7 +47,7 @@ class Limits(Protocol):
 
 
 class Grammars(Protocol):
-    def matcher(self, structure: StructuredOutputsParams, owner: str = "") -> Matcher: ...
+    def matcher(self, structure: StructuredOutputsParams, owner: str) -> Matcher: ...
 
 
 class Iteration(Protocol):

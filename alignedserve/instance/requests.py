@@ -45,6 +45,8 @@ def adopt(
     if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of the prompt were sent with the first token.
         params = replace(params, prompt_logprobs=None)
+    if matcher is None and params.structured_outputs is not None:
+        matcher = engine.grammars.matcher(params.structured_outputs, wanted.owner)
     new = NewRequest(
         id_of(wanted.key),
         wanted.prompt,

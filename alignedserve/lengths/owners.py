@@ -16,8 +16,9 @@ from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor, teaches
 from alignedserve.sampling_params import SamplingParams
 
-# Owners with a predictor, at most: a regression takes half a megabyte. The least recently used one is dropped.
-MAX_OWNERS = 64
+# What the regressions of all owners may take: half a megabyte each with the hash encoder, and more with longer vectors.
+# The least recently used owner's predictor is dropped.
+MAX_REGRESSION_BYTES = 32 << 20
 
 
 class Predictors:
@@ -25,6 +26,7 @@ class Predictors:
         self._max_entries = max_entries
         # What the corpus taught. It never learns from answers.
         self.taught = Predictor(encoder, max_model_len, max_entries)
+        self._max_owners = max(1, MAX_REGRESSION_BYTES // self.taught.regression.products.nbytes)
         # The least recently used first.
         self._predictors: OrderedDict[str, Predictor] = OrderedDict()
 
@@ -47,7 +49,7 @@ class Predictors:
     def of(self, owner: str) -> Predictor:
         """Returns the owner's predictor, which begins with what the corpus taught."""
         if owner not in self._predictors:
-            if len(self._predictors) >= MAX_OWNERS:
+            if len(self._predictors) >= self._max_owners:
                 self._predictors.popitem(last=False)
             self._predictors[owner] = self.taught.heir()
         self._predictors.move_to_end(owner)

@@ -123,7 +123,7 @@ class SimEngine:
         prompt = np.empty(len(new.prompt), dtype=np.int32)
         request = new.begin(prompt, frozenset(), self.max_model_len)
         if request.matcher is None and new.params.structured_outputs is not None:
-            request.matcher = self.grammars.matcher(new.params.structured_outputs)
+            request.matcher = self.grammars.matcher(new.params.structured_outputs, owner="")
         request.max_output_len = min(request.max_output_len, model.own_output_len(new.seed))
         self._requests[request_id] = request
         self.contents.is_reversed(key_of(request_id), layout.is_reversed)

@@ -22,7 +22,7 @@ class SimMatcher:
 
 
 class SimGrammars:
-    def matcher(self, structure: StructuredOutputsParams, owner: str = "") -> Matcher:
+    def matcher(self, structure: StructuredOutputsParams, owner: str) -> Matcher:
         # An instance calls no other method of a matcher.
         return cast(Matcher, SimMatcher())
 

@@ -73,7 +73,7 @@ class Grammars:
         """Compiles the grammar. Raises InvalidRequest with the reason if it is invalid."""
         self.compiled(wanted)
 
-    def matcher(self, wanted: StructuredOutputsParams, owner: str = "") -> Matcher:
+    def matcher(self, wanted: StructuredOutputsParams, owner: str) -> Matcher:
         """Returns a matcher without compiling. It is ready if `owner` has used this grammar and it is kept."""
         return Matcher(self, wanted, owner, self._kept_one(wanted, owner))
 

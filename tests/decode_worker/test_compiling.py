@@ -40,9 +40,11 @@ class Held(Grammars):
         self.has_begun, self.may_end = threading.Event(), threading.Event()
         # that something was compiled on
         self.threads: set[threading.Thread] = set()
+        self.owners: list[str] = []
 
     def compiled(self, wanted: StructuredOutputsParams, owner: str = "") -> LLMatcher:
         self.threads.add(threading.current_thread())
+        self.owners.append(owner)
         if wanted != FAST:
             self.has_begun.set()
             assert self.may_end.wait(60)
@@ -117,6 +119,14 @@ def test_what_is_compiled_does_not_get_lost_before_it_is_used(
     rig.finish()
     assert [entry.output for entry in entries] == alone(*map(params_of, (SLOW, FAST, SLOW)))
     assert rig.grammars.threads and threading.current_thread() not in rig.grammars.threads
+
+
+def test_a_grammar_is_compiled_for_each_owner(rig: Rig) -> None:
+    """Otherwise the time to a token would tell whether another owner uses it."""
+    entries = [rig.island.submit(PROMPT, params_of(FAST), owner) for owner in ("key:a", "key:b")]
+    rig.finish()
+    assert sorted(rig.grammars.owners) == ["key:a", "key:b"]
+    assert [entry.output for entry in entries] == alone(params_of(FAST), params_of(FAST))
 
 
 def test_one_that_takes_long_does_not_hold_up_another_grammar(rig: Rig) -> None:

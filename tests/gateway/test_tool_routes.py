@@ -43,16 +43,17 @@ def test_what_the_server_is(gateway: SharedGateway) -> None:
     gateway.play(scenario)
 
 
-def test_ping_alone_needs_no_key_and_load_counts_the_callers_own() -> None:
+def test_ping_alone_needs_no_key_and_load_counts_what_the_caller_may_see() -> None:
     async def scenario() -> None:
-        async with served(key_owners=owners_of(["one", "two"], None)) as at:
+        async with served(key_owners=owners_of(["one", "two"], None, ["operator"])) as at:
             at.router.allow(0)
-            one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+            keys = ("one", "two", "operator")
+            one, two, operator = ({"Authorization": f"Bearer {key}"} for key in keys)
             body = {"prompt": "x"}
             asking = asyncio.ensure_future(at.http.post("/v1/completions", json=body, headers=one))
             await at.router.until(lambda: bool(at.router.submitted))
-            loads = [(await at.http.get("/load", headers=key)).json() for key in (one, two)]
-            assert loads == [{"server_load": 1}, {"server_load": 0}]
+            loads = [(await at.http.get("/load", headers=key)).json() for key in (one, two, operator)]
+            assert loads == [{"server_load": 1}, {"server_load": 0}, {"server_load": 1}]
             for path in ("/version", "/load", "/tokenizer_info", "/docs"):
                 assert (await at.http.get(path)).status_code == 401
             assert (await at.http.get("/ping")).status_code == 200

@@ -302,3 +302,38 @@ def test_what_a_new_pool_finds_goes_by_age() -> None:
     again.flood(20, now=3.0)
     assert [again.num_found(hashes(name), now=3.0) for name in "abcde"] == [0, 0, 0, 0, 0]
     again.pool.check_idle()
+
+
+def test_what_follows_blocks_that_a_new_pool_finds_has_the_owner_of_its_request() -> None:
+    """The request that takes them has their hashes, so they are its owner's."""
+    table = OwnerTable.plain(NUM_BLOCKS)
+    Chats(table=table).end(hashes("a"), now=0.0, awaits="")
+    again = Chats(table=table)
+    again.end([*hashes("a"), *hashes("b", 4)], now=1.0, awaits="")
+    again.flood(20, now=2.0, owner=OTHERS)
+    assert again.num_found([*hashes("a"), *hashes("b", 4)], now=3.0) == 10
+
+
+def test_a_request_that_a_new_pool_finds_gets_its_owner_when_it_grows() -> None:
+    table = OwnerTable.plain(NUM_BLOCKS)
+    chats = Chats(table=table)
+    key, _ = chats.reserve(hashes("a"), now=0.0, owner=MINE)
+    chats.pool.on(Commit(key, 6 * BLOCK_SIZE, 0.0, is_candidate=False), 0.0)
+    again = Chats(table=table)
+    again._key = key
+    found = Reserve(key, 8 * BLOCK_SIZE, hashes=hashes("a"), owner=MINE)
+    assert again.pool.on(found, 1.0)
+    again.pool.on(Release([key]), 1.0)
+    again.pool.check()
+    again.flood(20, now=2.0, owner=OTHERS)
+    assert again.num_found(hashes("a"), now=3.0) == 6
+
+
+def test_a_part_that_no_request_lists_stays_without_an_owner() -> None:
+    table = OwnerTable.plain(NUM_BLOCKS)
+    Chats(table=table).end(hashes("a"), now=0.0, awaits="")
+    again = Chats(table=table)
+    assert again.num_found(hashes("a")[:3], now=1.0) == 3
+    again.flood(20, now=2.0, owner=OTHERS)
+    assert again.num_found(hashes("a"), now=3.0) == 3
+    again.pool.check_idle()

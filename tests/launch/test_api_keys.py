@@ -75,7 +75,7 @@ def test_operators_keys_change_with_their_own_file(tmp_path: Path) -> None:
     operators.write_text("")
     watched.look("second\n")
     assert watched.said[1:] == [
-        f"the API keys stay as they are: operator_key_file={str(operators)!r}: holds no key"
+        f"the API keys stay as they are: --operator-key-file {operators}: holds no key"
     ]
     assert watched.takes("first") and watched.takes("new")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from alignedserve.lengths import owners
@@ -11,7 +12,7 @@ from alignedserve.lengths.corpus import UNLIMITED, learn
 from alignedserve.lengths.evaluate import AnsweredPrompt
 from alignedserve.lengths.hash_encoder import HashEncoder
 from alignedserve.lengths.owners import Predictors
-from alignedserve.lengths.prediction import Prediction
+from alignedserve.lengths.prediction import Prediction, query_of
 from tests.lengths.data import MAX_MODEL_LEN, demo_tasks
 
 
@@ -54,12 +55,16 @@ def test_a_flood_of_one_owner_takes_its_own_memory() -> None:
         assert found.source == "neighbours" and found.similarity > 0.99
 
 
-def test_owners_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "MAX_OWNERS", 3)
-    predictors = new_predictors()
+def test_what_owners_take_is_limited_whatever_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(HashEncoder):
+        dim = 508
+
+    monkeypatch.setattr(owners, "MAX_REGRESSION_BYTES", 4 * 8 * 512**2 - 1)
+    predictors = Predictors(Long(), MAX_MODEL_LEN)
     [task] = demo_tasks(1)
+    query = query_of(np.zeros(Long.dim, np.float32), len(task.prompt), UNLIMITED, "rt", MAX_MODEL_LEN)
     for owner in ("a", "b", "c", "a", "d"):
-        answered(predictors, task, owner)
+        predictors.learn(Prediction(0, "unknown", 0.0, query), task.length, "stop", owner)
     assert [owner for owner, _ in predictors.all()] == ["c", "a", "d"]
 
 

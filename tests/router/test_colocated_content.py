@@ -117,6 +117,27 @@ def test_a_prompt_that_begins_as_none_did_asks_nothing() -> None:
     assert script.state(2).phase is Phase.OFFERED
 
 
+def test_many_prompts_of_another_owner_do_not_hide_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.router.pool_client.MOST_SAVED", 2)
+    script = script_of()
+    save(script)
+    for key in range(2, 6):
+        submit_as(script, key, "key:b", prompt=[key, *range(1, NUM_PROMPT)], has_next_turn=True)
+        end(script, key)
+        assert script.take_one(Reserve, POOL).is_optional
+        script.say(POOL, Reserved(request(key).key, None))
+        script.take()
+    submit_as(script, 6, "key:b", prompt=[2, *range(1, NUM_PROMPT)])
+    assert not [message for name, message in script.take() if name == POOL], "its own have gone"
+    submit(script, 7)
+    assert script.take_one(Reserve, POOL).finds_only
+
+
+def submit_as(script: Script, key: int, owner: str, **changes: Any) -> None:
+    asked = replace(request(key, NUM_PROMPT), owner=owner, tier="rt", **changes)
+    script.say(GATEWAY, Submit(asked))
+
+
 @pytest.mark.parametrize(
     "options",
     [

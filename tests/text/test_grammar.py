@@ -36,7 +36,7 @@ def grammars() -> Grammars:
 def walk(grammars: Grammars, seed: int, most: int = 400, **wanted: Any) -> tuple[str, bool]:
     """Any tokens that may come; and whether they came to an end."""
     random_ = random.Random(seed)
-    matcher = grammars.matcher(StructuredOutputsParams(**wanted))
+    matcher = grammars.matcher(StructuredOutputsParams(**wanted), "")
     output: list[int] = []
     while len(output) < most:
         may = np.nonzero(matcher.allowed(output))[0].tolist()
@@ -75,10 +75,10 @@ def test_choices_may_be_thousands(grammars: Grammars) -> None:
 def test_a_matcher_that_begins_in_the_middle_goes_on_the_same(grammars: Grammars) -> None:
     wanted = StructuredOutputsParams(json=SCHEMA)
     output = TOKENIZER.encode('{"a": 12, "b": "x"}')
-    all_along = grammars.matcher(wanted)
+    all_along = grammars.matcher(wanted, "")
     for end in range(len(output) + 1):
         found = all_along.allowed(output[:end])
-        assert (grammars.matcher(wanted).allowed(output[:end]) == found).all()
+        assert (grammars.matcher(wanted, "").allowed(output[:end]) == found).all()
     assert np.nonzero(found)[0].tolist() == [EOS]
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_compiled_says_why(
     assert "\n" not in str(caught.value)
     # where it is too late to refuse it
     with pytest.raises(GrammarError, match=message):
-        grammars.matcher(asked).allowed([])
+        grammars.matcher(asked, "").allowed([])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_is_no_structure_is_named(wanted: dict[str, Any]) -> None:
 
 
 def test_tokens_that_do_not_follow_it_are_an_error(grammars: Grammars) -> None:
-    matcher = grammars.matcher(StructuredOutputsParams(regex="abc"))
+    matcher = grammars.matcher(StructuredOutputsParams(regex="abc"), "")
     with pytest.raises(GrammarError, match="structured_outputs: "):
         matcher.allowed(TOKENIZER.encode("x"))
 
@@ -145,6 +145,18 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
             bare.check(StructuredOutputsParams(regex="a"))
         # nor is that a reason not to start
         bare.prepare()
+
+
+def test_what_one_owner_has_compiled_is_not_ready_for_another(grammars: Grammars) -> None:
+    wanted = StructuredOutputsParams(regex="one owner's")
+    grammars.matcher(wanted, "key:a").prepare()
+    assert [grammars.matcher(wanted, owner).is_ready for owner in ("key:a", "key:b", "")] == [
+        True,
+        False,
+        False,
+    ]
+    grammars.matcher(wanted, "key:b").prepare()
+    assert grammars.matcher(wanted, "key:b").is_ready
 
 
 def test_a_model_whose_tokenizer_cannot_be_had_starts_all_the_same() -> None:
@@ -189,7 +201,7 @@ def test_thoughts_are_free_and_what_comes_after_them_is_not(
     params = StructuredOutputsParams(**wanted, thoughts=Thoughts("</think>", opening))
 
     def is_allowed(text: str) -> bool:
-        matcher, output = grammars.matcher(params), TOKENIZER.encode(text)
+        matcher, output = grammars.matcher(params, ""), TOKENIZER.encode(text)
         return all(matcher.allowed(output[:end])[token] for end, token in enumerate([*output, EOS]))
 
     thoughts = f"{opening or ''}Is it {wrong}? </thin</think>"

@@ -50,7 +50,7 @@ def grammars() -> Grammars:
 
 def accepted(grammars: Grammars, tag: Any, text: str, thoughts: Thoughts | None = None) -> tuple[str, bool]:
     """Returns how much of the text may come, and whether the output may end there."""
-    matcher = grammars.matcher(StructuredOutputsParams(structural_tag=tag, thoughts=thoughts))
+    matcher = grammars.matcher(StructuredOutputsParams(structural_tag=tag, thoughts=thoughts), "")
     output: list[int] = []
     for token in TOKENIZER.encode(text, add_special_tokens=False):
         if not matcher.allowed(output)[token]:

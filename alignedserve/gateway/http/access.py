@@ -155,6 +155,10 @@ class DrainState:
     def num_open(self, owner: str) -> int:
         return self._num_open[owner]
 
+    @property
+    def num_open_of_all(self) -> int:
+        return self._num_open.total()
+
     @contextmanager
     def counted(self, owner: str, most: int) -> Iterator[AddChoices]:
         """Counts a request of `owner` as running, until the block ends. Yields a function that counts it as several,

@@ -39,6 +39,8 @@ class Keys:
         """`owners` come from owners_of. Empty: all requests are allowed. Unless they `are_current`, the launcher may
         have read others since this process was planned."""
         self._owners: Mapping[bytes, str] = dict(owners or {})
+        # Of all lists so far: the counts of all clients include those of owners whose keys were revoked.
+        self._counted = {*self._owners.values()}
         # Whether keys may have been revoked that are still in this list.
         self.are_expired = False
         self._current = asyncio.Event()
@@ -51,6 +53,7 @@ class Keys:
         if not owners:
             raise ValueError("without keys the server would be open to everyone")
         self._owners = dict(owners)
+        self._counted.update(owners.values())
         self.are_expired = False
         self._on_change(self.num_owners)
         self._current.set()
@@ -76,9 +79,9 @@ class Keys:
         return len({owner for owner in self._owners.values() if not is_operator(owner)})
 
     def may_read_counters(self, owner: str) -> bool:
-        """Returns whether `owner` may read the counts of all clients. An API key may if there is no other owner, and no
-        operator's key: then it is the only one counted."""
-        return is_operator(owner) or len(set(self._owners.values())) <= 1
+        """Returns whether `owner` may read the counts of all clients. An API key may if no list so far had another
+        owner or an operator's key: then it is the only one counted."""
+        return is_operator(owner) or len(self._counted) <= 1
 
     def expire(self) -> None:
         """Accepts no key until the next list, because this one may be out of date."""
@@ -90,15 +93,24 @@ class Keys:
             return ANYONE
         if self.are_expired:
             return None
-        scheme, _, key = (authorization or "").partition(" ")
-        return self._owners.get(digest_of(key.strip())) if scheme.lower() == "bearer" else None
+        scheme, key = _parts(authorization or "")
+        return self._owners.get(digest_of(key)) if scheme == "bearer" else None
 
 
 def authorizations_of(headers: Headers) -> list[str | None]:
     """Returns the key as an Authorization header, or None. Anthropic's clients send it in a header of its own. Several
-    are returned if they differ: a proxy in front may have checked another one than this server would."""
+    are returned if they differ: a proxy in front may have checked another one than this server would. An empty key is
+    none."""
     keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
-    return list(dict.fromkeys(filter(None, [*headers.getlist("authorization"), *keys]))) or [None]
+    parts = map(_parts, [*headers.getlist("authorization"), *keys])
+    found = [f"{scheme} {key}" for scheme, key in parts if key or scheme not in ("", "bearer")]
+    return list(dict.fromkeys(found)) or [None]
+
+
+def _parts(authorization: str) -> tuple[str, str]:
+    """Returns the scheme and the key of an Authorization header, each in one spelling."""
+    scheme, _, key = authorization.strip().partition(" ")
+    return scheme.lower(), key.strip()
 
 
 def owner_of(http: Request) -> str:

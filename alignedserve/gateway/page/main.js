@@ -23,7 +23,7 @@ const processes = new Processes();
 const memory = new Memory();
 const jobs = new Jobs();
 const poll = new Poll(look);
-const keyForm = new KeyForm(() => poll.now());
+const keyForm = new KeyForm(askAgain);
 const chat = new Chat(() => poll.now(), () => model?.id);
 let waitMs = EVERY_MS;
 // The model from /v1/models. null: unknown, or the server was away since.
@@ -58,7 +58,15 @@ async function lookAtAll() {
   if (counters) showCounters(counters, serverTime, health.status !== "unavailable");
 }
 
-// Returns null if the key may not read them. They are not asked for again until the page is loaded.
+// Another key may read the counts, or may not.
+function askAgain() {
+  mayCount = true;
+  delete document.body.dataset.counters;
+  setText(byId("no-counters"), "");
+  poll.now();
+}
+
+// Returns null if the key may not read them. They are not asked for again with this key.
 async function getCounters() {
   if (!mayCount) return null;
   try {

@@ -23,6 +23,7 @@ from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
 from alignedserve.cli.doctor.installation import check_extras, extra_finding, packages_finding, python_finding
 from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_finding
 from alignedserve.cli.doctor.model import check_adapters
+from alignedserve.cli.doctor.network import check_access
 from alignedserve.cli.doctor.profile import profile_finding
 from alignedserve.kernels.cpu.build import PREBUILT_DIR
 from alignedserve.kernels.cpu.library import LoadedLibrary
@@ -268,6 +269,18 @@ def test_adapters_are_looked_at_one_by_one(tmp_path: Path) -> None:
     assert "names org/else as its base model, but the model is" in other.text
     (wrong,) = of(("a", {}), ("d", {"r": 17}))
     assert wrong.level == "fail" and "d: its rank r is 17; must be at most" in wrong.text
+
+
+def test_operators_keys_are_counted_apart_and_missed_where_there_are_several_owners() -> None:
+    def of(*keys: str, operator_key: tuple[str, ...] = ()) -> list[Finding]:
+        return list(check_access(Case(settings_of(None, {"api_key": keys, "operator_key": operator_key}))))
+
+    assert of("one") == [ok("1 API key")]
+    assert of("one", "two", operator_key=("three",)) == [ok("2 API keys, 1 operator's key")]
+    assert of(operator_key=("three",)) == [ok("1 operator's key")]
+    counted, missed = of("one", "two")
+    assert counted == ok("2 API keys")
+    assert (missed.level, missed.remedy) == ("warn", "--operator-key-file") and "/metrics" in missed.text
 
 
 def test_a_model_that_takes_several_gpus_is_told_how_many() -> None:

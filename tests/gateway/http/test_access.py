@@ -411,7 +411,15 @@ def test_an_idle_server_stops_at_once() -> None:
         ([("Authorization", "Bearer secret"), ("x-api-key", "other")], 400),
         ([("x-api-key", "secret"), ("x-api-key", "other")], 400),
         ([("Authorization", "Bearer secret"), ("x-api-key", "secret")], 200),
+        ([("Authorization", "secret"), ("x-api-key", "secret")], 400),
+        ([("Authorization", "Basic secret"), ("x-api-key", "secret")], 400),
         ([("Authorization", ""), ("x-api-key", "secret")], 200),
+        ([("Authorization", "Bearer"), ("x-api-key", "secret")], 200),
+        ([("Authorization", "Bearer secret"), ("x-api-key", "")], 200),
+        ([("Authorization", "bearer  secret"), ("x-api-key", "secret")], 200),
+        ([("Authorization", "BEARER secret"), ("Authorization", "Bearer secret")], 200),
+        ([("Authorization", "bearer other"), ("x-api-key", "secret")], 400),
+        ([("x-api-key", "")], 401),
     ],
 )
 def test_a_request_has_one_key(headers: list[tuple[str, str]], code: int) -> None:

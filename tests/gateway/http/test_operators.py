@@ -112,5 +112,23 @@ def test_operators_have_files_of_keys_and_groups_of_their_own(tmp_path: Path) ->
         owners_of((), str(clients), (), str(operators))
 
 
+def test_a_key_that_becomes_the_only_one_does_not_read_counts_of_others() -> None:
+    """They have been counted until then."""
+    team = {digest_of("first"): "group:team"}
+    keys = Keys(team)
+    keys.change({digest_of("second"): "group:team"})
+    assert keys.may_read_counters("group:team")
+    keys.change(team | OTHER)
+    keys.change(team)
+    assert not keys.may_read_counters("group:team")
+    replaced = Keys(ONE)
+    replaced.change(OTHER)
+    [other] = OTHER.values()
+    assert not replaced.may_read_counters(other)
+    replaced.change(OTHER | OPERATOR)
+    [operator] = OPERATOR.values()
+    assert replaced.may_read_counters(operator) and not replaced.may_read_counters(other)
+
+
 def test_an_operators_key_is_a_key_for_the_start_and_is_not_shown() -> None:
     assert "sesame" not in repr(listening_on("0.0.0.0", operator_key=("sesame",)))  # noqa: S104

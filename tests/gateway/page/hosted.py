@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from alignedserve.gateway.http.keys import Keys
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import served
 from tests.store.redis_process import redis_running
@@ -23,6 +24,7 @@ class Hosted:
     router: ScriptedRouter
     loop: asyncio.AbstractEventLoop
     over: asyncio.Event
+    keys: Keys
 
     def do(self, call: Callable[[], object]) -> None:
         """Calls it in the gateway's thread."""
@@ -44,7 +46,7 @@ def hosted(
             at = await stack.enter_async_context(served(router, **settings))
             over = asyncio.Event()
             loop = asyncio.get_running_loop()
-            begun.set_result(Hosted(str(at.http.base_url), at.router, loop, over))
+            begun.set_result(Hosted(str(at.http.base_url), at.router, loop, over, at.process._keys))
             await over.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))

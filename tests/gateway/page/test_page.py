@@ -69,6 +69,19 @@ def test_with_a_key_that_may_not_read_counts_it_says_so_and_chats(browser: Brows
         assert not [url for url in browser.asked_for() if "metrics" in url or "cluster" in url]
 
 
+@pytest.mark.slow
+def test_another_key_may_read_counts_that_the_last_one_could_not(browser: Browser) -> None:
+    keys = owners_of(["first", "second"], None, ["operator"])
+    with hosted(key_owners=keys) as host:
+        browser.open(host.url)
+        enter_key(browser, "first")
+        browser.until_text("#no-counters", "see --operator-key")
+        host.do(lambda: host.keys.change(owners_of(["second"], None, ["operator"])))
+        enter_key(browser, "operator")
+        browser.until(lambda: browser.find_all("tr[data-instance='decode-0']"))
+        assert browser.find("#traffic").is_displayed() and browser.text("#no-counters") == ""
+
+
 def ask(browser: Browser, text: str) -> None:
     browser.find("#text").send_keys(text, Keys.ENTER)
 
