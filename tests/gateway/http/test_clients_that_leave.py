@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from alignedserve.gateway.http.connections import Connections, Doing, holder_at
+from alignedserve.gateway.http.connections import Connections, Doing, _Held, holder_at
 from alignedserve.gateway.limits.limits import CallLimits
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.http.test_connections import Fake
@@ -134,8 +134,8 @@ def test_room_is_taken_from_whoever_has_most() -> None:
         assert crowd.begin(Fake(), "new")
         gone.append([each.is_open for each in (*first, *others, *both)])
     assert gone[0] == [True, True, True, False, True, True]
-    # two, two and one: the first of those with two
-    assert gone[1] == [True, True, False, False, True, True]
+    # two, two and one: the one that has had two for longest
+    assert gone[1] == [True, True, True, False, False, True]
     assert gone[-1] == [False, True, False, False, False, False]
     assert not crowd.begin(Fake(), "new") and len(crowd) == 6
 
@@ -158,6 +158,47 @@ def test_connections_belong_to_the_owner_of_the_key_that_they_have_shown() -> No
         crowd.hold(each, "key:a")
         crowd.note(each, Doing.IDLE)
     assert len(crowd) == 5
+
+
+def test_strangers_with_many_addresses_make_room_before_a_key_does() -> None:
+    crowd = Connections(6, max_of_address=3)
+    known = begun(crowd, "a", *[Doing.IDLE] * 3)
+    for each in known:
+        crowd.hold(each, "key:a")
+    strangers = [begun(crowd, address, Doing.IDLE)[0] for address in "bcd"]
+    for number in range(3):
+        assert crowd.begin(Fake(), f"new {number}")
+    assert all(each.is_open for each in known) and not any(each.is_open for each in strangers)
+    # Those that came last can't be closed yet.
+    assert crowd.begin(Fake(), "another") and not known[0].is_open
+
+
+def test_a_key_with_most_connections_makes_room_before_a_stranger_does() -> None:
+    crowd = Connections(4, max_of_address=2)
+    many = begun(crowd, "a", Doing.IDLE)
+    crowd.hold(many[0], "key:a")
+    for _ in range(2):
+        many += begun(crowd, "a", Doing.IDLE)
+        crowd.hold(many[-1], "key:a")
+    stranger = begun(crowd, "b", Doing.IDLE)[0]
+    assert crowd.begin(Fake(), "c") and not many[0].is_open and stranger.is_open
+
+
+def test_whose_connection_is_closed_is_found_without_a_look_at_all_holders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[_Held] = []
+    next_closed = _Held.next_closed.fget
+    assert next_closed
+    monkeypatch.setattr(
+        _Held, "next_closed", property(lambda held: looked_at.append(held) or next_closed(held))
+    )
+    crowd, num_holders = Connections(1000), 1000
+    for number in range(num_holders):
+        begun(crowd, str(number), Doing.IDLE)
+    looked_at.clear()
+    assert crowd.begin(Fake(), "new")
+    assert len(looked_at) < 10 and len(crowd) == num_holders
 
 
 def test_a_network_of_ipv6_is_one_holder() -> None:
