@@ -152,8 +152,8 @@ class Connections:
         return has_place
 
     def hold(self, connection: Closable, holder: str) -> None:
-        """Records the holder of a connection: the owner of a key, or its address still. Safe to repeat, and for one that
-        was not admitted."""
+        """Records the holder of a connection: the owner of a key, or still its address. Safe to repeat, and for one
+        that was not admitted."""
         if (before := self._open.get(connection)) and before[1] != holder:
             self.end(connection)
             self._put(connection, self._keys, holder, before[2])
