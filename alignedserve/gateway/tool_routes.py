@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel
 
 from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint, Prepared, PreparedCall
-from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond
+from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond, unless_gone
 from alignedserve.gateway.http.access import DrainState
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
@@ -116,8 +116,9 @@ def tool_routes(request_builder: RequestBuilder, drain_state: DrainState) -> API
     @routes.post(INVOCATIONS.path, responses=ANSWERED, openapi_extra=request_body(InvocationBody))
     async def invocations(http: Request) -> Response:
         owner, body, preparer = owner_of(http), await json_body(http), request_builder.preparer
-        kind = await preparer.answer(INVOCATIONS, body, owner)
-        call = await preparer.result(KINDS[msgspec.json.decode(kind.body)], body, owner)
+        kind = await unless_gone(http, preparer.answer(INVOCATIONS, body, owner))
+        endpoint = KINDS[msgspec.json.decode(kind.body)]
+        call = await unless_gone(http, preparer.result(endpoint, body, owner))
         if isinstance(call, Prepared):
             return await respond(http, call, request_builder)
         assert isinstance(call, PreparedCall)

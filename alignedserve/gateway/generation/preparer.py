@@ -105,18 +105,15 @@ class PrepareLane:
         """Returns the process's answer. `room`: see Beside. Raises ApiError and TookTooLong."""
         num_earlier_bytes = None if body.earlier is None else body.num_earlier_bytes
         niceness = NICENESS if self._cpu_s is None else 0
+        asked = PrepareRequest(
+            body.endpoint.path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room, self._adapters
+        )
         try:
-            async with self._turns.turn(body.owner, TURN_S, body.is_best_effort):
-                asked = PrepareRequest(
-                    body.endpoint.path,
-                    TIMEOUT_S,
-                    niceness,
-                    self._cpu_s,
-                    num_earlier_bytes,
-                    room,
-                    self._adapters,
-                )
-                return await self._asked(asked.head, *(body.earlier or ()), *body.pieces)
+            async with contextlib.AsyncExitStack() as turn:
+                await turn.enter_async_context(self._turns.turn(body.owner, TURN_S, body.is_best_effort))
+                pieces = (asked.head, *(body.earlier or ()), *body.pieces)
+                # The process works on it even if the client hangs up, so its owner keeps the turn and pays for it.
+                return await asyncio.shield(asyncio.create_task(self._asked(turn.pop_all(), pieces)))
         except QueueTimeout:
             raise unavailable("bodies of other API keys are being read") from None
         except NotStarted as error:
@@ -125,15 +122,17 @@ class PrepareLane:
         except ChildEnded:
             raise ApiError(400, "the body takes too much memory to read") from None
 
-    async def _asked(self, *pieces: Piece) -> bytes:
-        try:
-            return await self.child.ask(*pieces)
-        except ChildEnded as ended:
-            if not ended.is_timed_out or isinstance(ended, NotStarted):
-                raise
-        # The next process is taken or started in the same turn, since this owner made it necessary.
-        await self.child.prepare()
-        raise TookTooLong
+    async def _asked(self, turn: contextlib.AsyncExitStack, pieces: Sequence[Piece]) -> bytes:
+        """Asks the process, and ends the turn."""
+        async with turn:
+            try:
+                return await self.child.ask(*pieces)
+            except ChildEnded as ended:
+                if not ended.is_timed_out or isinstance(ended, NotStarted):
+                    raise
+            # The next process is taken or started in the same turn, since this owner made it necessary.
+            await self.child.prepare()
+            raise TookTooLong
 
 
 class Preparer:

@@ -289,7 +289,8 @@ class AuthLimitsMiddleware:
             return _unauthorized(given != [None])
         if self._access.drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if owner is not None and (num_open := self._access.drain_state.num_open(owner)) >= self._max_requests:
+        num_open = self._access.drain_state.num_open(owner or ANYONE)
+        if num_open >= self._max_requests and owner is not None and not _is_always_taken(scope):
             return _too_many(self._max_requests, num_open, 1)
         return None
 
@@ -299,6 +300,11 @@ class AuthLimitsMiddleware:
             if match is Match.FULL:
                 return found.get("endpoint") in self._public
         return False
+
+
+def _is_always_taken(scope: Scope) -> bool:
+    """Returns whether the number of open requests does not limit this one: it only looks, or ends others."""
+    return scope["method"] in (*LOOKING, "DELETE") or scope["path"].endswith("/cancel")
 
 
 def body_memory(limits: CallLimits, keys: Keys) -> BodyMemory:

@@ -147,6 +147,8 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self._lane = ""
         # Whether the client of the request that begins or is answered may be sent interim answers.
         self._takes_interim = True
+        # Whether the last answer that has begun is a stream of events.
+        self._streams_events = False
         # Whether the client has closed its sending side.
         self._has_ended = False
         self._num_dropped = 0
@@ -188,8 +190,10 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open: a client may close only its sending side, and wait for the answer
-        to a whole request. With HTTP/1.0, which has no interim answers, it can't be told from one that has gone."""
-        is_kept = self._has_whole_request and self._takes_interim and not self.transport.is_closing()
+        to a whole request. It can't be told from one that has gone while nothing can be sent to it: with HTTP/1.0,
+        which has no interim answers, and between the events of a stream."""
+        can_be_probed = self._takes_interim and not (self._is_answering and self._streams_events)
+        is_kept = self._has_whole_request and can_be_probed and not self.transport.is_closing()
         if is_kept and not self._has_ended:
             self._has_ended = True
             self._probe(PROBE_S)
@@ -220,6 +224,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     def shutdown(self) -> None:
         if self._awaits_turn:
+            self._crowd.beginnings.drop(self._begin, self._lane)
             self._begin()
         if not self.transport.is_lingering:
             super().shutdown()
@@ -289,8 +294,8 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def is_still_told(self) -> bool:
-        """Whether the client is in the middle of a request, or has begun another one."""
-        return not self._framing.is_between or bool(self._arrived)
+        """Whether the client is in the middle of a request, or has begun another one, and may send more of it."""
+        return not self._has_ended and (not self._framing.is_between or bool(self._arrived))
 
     @property
     def _is_answering(self) -> bool:
@@ -313,8 +318,8 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         except BadRequest as error:
             self._refuse(ApiError(error.status, str(error)))
         if self._has_ended and not self._has_whole_request and not self.transport.is_closing():
-            # The rest of this request won't arrive.
-            self.abort()
+            # The rest of this request won't arrive. The answers before it are still sent.
+            self.transport.close()
         self._note()
 
     def _drop(self, num_bytes: int) -> None:
@@ -346,8 +351,21 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = self.cycle
+        self._streams_events = False
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                kind = next((value for name, value in headers if name == b"content-type"), b"")
+                self._streams_events = kind.startswith(b"text/event-stream")
+                if self._crowd.is_retiring:
+                    # No client sends another request after such a head.
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
+            await send(message)
+
         try:
-            await self._app(scope, receive, _saying_goodbye(send) if self._crowd.is_retiring else send)
+            await self._app(scope, receive, sending)
         except AnswerBrokenOff:
             cycle.disconnected = True
             self.abort()
@@ -396,17 +414,6 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         if left_s <= 0:
             self.transport.close()
         self._timer = self.loop.call_later(max(left_s, 0.0), self._watch)
-
-
-def _saying_goodbye(send: Send) -> Send:
-    """Announces in each answer's head that the connection closes after it, so that no client sends another request."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-        await send(message)
-
-    return sending
 
 
 def _written(error: ApiError) -> bytes:

@@ -2,9 +2,9 @@
 
 A connection belongs to the owner of the last API key that it has shown, and until then to its address. So clients
 behind a proxy, which all have its address, are told apart by their keys. Room for a new connection is taken from the
-holder with the most: first the connection idle longest, then the one that has waited longest for its client in the
-middle of a request. A connection is never closed for another while its request waits for an answer, nor
-before it has been read.
+holder with the most, and addresses count as one holder beside a key: first the connection idle longest, then the one
+that has waited longest for its client in the middle of a request. A connection is never closed for another while its
+request waits for an answer, nor before it has been read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Iterable
 from enum import Enum, auto
 from itertools import islice
 from typing import Protocol
@@ -90,14 +89,46 @@ class _Held:
         return next(iter(self.by_doing[Doing.IDLE] or self.by_doing[Doing.STALLED]), None)
 
 
+class _Holders:
+    """The holders of a kind. The one with the most is found without a look at each of them."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, _Held] = {}
+        self.num_connections = 0
+        # Holders with a connection that can be closed, by how many they have. With n connections, there are at most
+        # sqrt(2 n) different numbers.
+        self._closable: dict[int, dict[str, None]] = {}
+
+    def change(self, holder: str, doing: Doing, connection: Closable, is_added: bool) -> None:
+        held = self.held.setdefault(holder, _Held())
+        if same := self._closable.get(len(held)):
+            same.pop(holder, None)
+            if not same:
+                del self._closable[len(held)]
+        if is_added:
+            held.by_doing[doing][connection] = None
+        else:
+            del held.by_doing[doing][connection]
+        self.num_connections += 1 if is_added else -1
+        if held.next_closed:
+            self._closable.setdefault(len(held), {})[holder] = None
+        if not held:
+            del self.held[holder]
+
+    @property
+    def most(self) -> _Held | None:
+        """The holder with the most connections, of those with one that can be closed."""
+        return self.held[next(iter(self._closable[max(self._closable)]))] if self._closable else None
+
+
 class Connections:
     def __init__(self, max_connections: int, max_of_address: int | None = None) -> None:
         """`max_of_address`: how many connections of one address may be open that have shown no key."""
         self._max_connections = max_connections
         self._max_of_address = max_of_address or max_connections
         # The holder of each connection, and its state.
-        self._open: dict[Closable, tuple[str, Doing]] = {}
-        self._held: dict[str, _Held] = {}
+        self._open: dict[Closable, tuple[_Holders, str, Doing]] = {}
+        self._addresses, self._keys = _Holders(), _Holders()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = ReaderQueue()
         self.beginnings = FewAtOnce(MAX_BEGUN_AT_ONCE)
@@ -111,42 +142,46 @@ class Connections:
     def begin(self, connection: Closable, address: str) -> bool:
         """Counts a new connection, which is busy until it is read. `address` is from `holder_at`. Returns False if
         there is no place for it: no connection that may be closed for it can be closed."""
-        held = self._held.get(address)
+        held = self._addresses.held.get(address)
         if held is not None and len(held) >= self._max_of_address:
-            has_place = self._close_one_of([held])
+            has_place = self._close_one_of(held)
         else:
-            has_place = len(self) < self._max_connections or self._close_one_of(self._held.values())
+            has_place = len(self) < self._max_connections or self._close_one_of(self._most())
         if has_place:
-            self._put(connection, address, Doing.BUSY)
+            self._put(connection, self._addresses, address, Doing.BUSY)
         return has_place
 
     def hold(self, connection: Closable, holder: str) -> None:
-        """Records the holder of a connection. Safe to repeat, and for one that was not admitted."""
-        if (before := self._open.get(connection)) and before[0] != holder:
+        """Records the holder of a connection: the owner of a key, or still its address. Safe to repeat, and for one
+        that was not admitted."""
+        if (before := self._open.get(connection)) and before[1] != holder:
             self.end(connection)
-            self._put(connection, holder, before[1])
+            self._put(connection, self._keys, holder, before[2])
 
     def note(self, connection: Closable, doing: Doing) -> None:
         """Records the state of a connection. Safe to repeat, and for one that was not admitted."""
-        if (before := self._open.get(connection)) and before[1] is not doing:
+        if (before := self._open.get(connection)) and before[2] is not doing:
             self.end(connection)
-            self._put(connection, before[0], doing)
+            self._put(connection, before[0], before[1], doing)
 
     def end(self, connection: Closable) -> None:
         """Stops counting a connection. Safe to repeat."""
         if before := self._open.pop(connection, None):
-            holder, doing = before
-            del self._held[holder].by_doing[doing][connection]
-            if not self._held[holder]:
-                del self._held[holder]
+            holders, holder, doing = before
+            holders.change(holder, doing, connection, is_added=False)
 
-    def _put(self, connection: Closable, holder: str, doing: Doing) -> None:
-        self._open[connection] = holder, doing
-        self._held.setdefault(holder, _Held()).by_doing[doing][connection] = None
+    def _put(self, connection: Closable, holders: _Holders, holder: str, doing: Doing) -> None:
+        self._open[connection] = holders, holder, doing
+        holders.change(holder, doing, connection, is_added=True)
 
-    def _close_one_of(self, holders: Iterable[_Held]) -> bool:
-        most = max((each for each in holders if each.next_closed), key=len, default=None)
-        if most is None or (connection := most.next_closed) is None:
+    def _most(self) -> _Held | None:
+        address, key = self._addresses.most, self._keys.most
+        if address is None or key is None:
+            return address or key
+        return address if self._addresses.num_connections >= len(key) else key
+
+    def _close_one_of(self, held: _Held | None) -> bool:
+        if held is None or (connection := held.next_closed) is None:
             return False
         self.end(connection)
         connection.abort()

@@ -412,6 +412,32 @@ def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
     preparing(scenario)
 
 
+def test_whoever_hangs_up_pays_for_the_time_that_its_body_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "FORGOTTEN_S", 0.0)
+
+    async def scenario(preparer: Preparer) -> None:
+        process, order = process_of(preparer._small), list[str]()
+        os.kill(process.pid, signal.SIGSTOP)
+        gone = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [SHORT], "a"))
+        while not preparer._small.child._at_work:
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait({gone})
+
+        async def ask(owner: str) -> None:
+            await preparer.call(COMPLETION_ENDPOINT, [SHORT], owner)
+            order.append(owner)
+
+        asking = [asyncio.create_task(ask(owner)) for owner in ("a", "b")]
+        # Both wait for their turn now.
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.gather(*asking)
+        assert order == ["b", "a"]
+
+    preparing(scenario)
+
+
 def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparer_module, "TURN_S", 0.05)
 

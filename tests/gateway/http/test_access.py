@@ -335,6 +335,15 @@ def test_without_keys_all_clients_together_have_so_many_requests_open() -> None:
             assert refused.status_code == 429
             message = refused.json()["error"]["message"]
             assert "of this API key" not in message and "of all clients together" in message
+            # Looking at the server, and ending what it does, is possible all the time.
+            for method, path, code in (
+                ("GET", "/health", 200),
+                ("GET", "/metrics", 200),
+                ("GET", "/v1/models", 200),
+                ("POST", "/v1/responses/resp_x/cancel", 404),
+                ("DELETE", "/v1/responses/resp_x", 404),
+            ):
+                assert (await at.http.request(method, path)).status_code == code, path
             at.router.allow(None)
             assert (await asking).status_code == 200
             described = (await at.http.get("/openapi.json")).json()["paths"]["/v1/completions"]["post"]

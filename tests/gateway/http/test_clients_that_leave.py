@@ -9,13 +9,25 @@ import asyncio
 import json
 import logging
 import socket
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 import pytest
 
-from alignedserve.gateway.http.connections import Connections, Doing, holder_at
+from alignedserve.gateway.generation.endpoint import Result
+from alignedserve.gateway.generation.preparer import ReceivedBody
+from alignedserve.gateway.http.connection import HttpConnection
+from alignedserve.gateway.http.connections import (
+    MAX_BEGUN_AT_ONCE,
+    Connections,
+    Doing,
+    _Held,
+    holder_at,
+)
 from alignedserve.gateway.limits.limits import CallLimits
+from alignedserve.gateway.process import GatewayProcess
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.http.test_connections import Fake
 from tests.gateway.served import Served, play, served
@@ -23,9 +35,11 @@ from tests.gateway.served import Served, play, served
 BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 2}).encode()
 
 
-def call(key: str = "secret", version: str = "1.1") -> bytes:
-    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+def call(
+    key: str = "secret", version: str = "1.1", body: bytes = BODY, path: str = "/v1/completions"
+) -> bytes:
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 @contextmanager
@@ -78,6 +92,82 @@ def test_a_client_that_leaves_while_it_waits_is_noticed() -> None:
     play(scenario)
 
 
+class NeverReady(PreparerInPlace):
+    begun: asyncio.Event
+
+    async def made(self, body: ReceivedBody, num_added: int = 0) -> Result:
+        self.begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Unready(GatewayProcess):
+    preparer_class = NeverReady
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+        "/invocations",
+    ],
+)
+def test_a_client_that_leaves_while_its_body_is_read_is_noticed(path: str) -> None:
+    async def scenario() -> None:
+        NeverReady.begun = asyncio.Event()
+        async with served(kind=Unready, **KEYED) as at, asyncio.timeout(20):
+            with connected(at, call(path=path)):
+                await NeverReady.begun.wait()
+            await at.process.ending.drain_state.until_idle()
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_between_events_is_noticed() -> None:
+    async def scenario() -> None:
+        async with served(**KEYED) as at:
+            at.router.allow(1)
+            with connected(at, call(body=BODY[:-1] + b', "stream": true}')) as sock:
+                sock.setblocking(False)
+                while b"data: " not in await asyncio.get_running_loop().sock_recv(sock, 65536):
+                    pass
+            async with asyncio.timeout(20):
+                await at.router.until(lambda: at.router.aborted != [])
+                await at.process.ending.drain_state.until_idle()
+
+    play(scenario)
+
+
+def test_a_request_that_waits_while_the_server_stops_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_begun: Counter[HttpConnection] = Counter()
+    begin, await_turn = HttpConnection._begin, HttpConnection._await_turn
+
+    def noted_begin(self: HttpConnection) -> None:
+        num_begun[self] += 1
+        begin(self)
+
+    def stopping(self: HttpConnection) -> None:
+        await_turn(self)
+        if self._awaits_turn:
+            self.shutdown()
+
+    monkeypatch.setattr(HttpConnection, "_begin", noted_begin)
+    monkeypatch.setattr(HttpConnection, "_await_turn", stopping)
+
+    async def scenario() -> None:
+        async with served(**KEYED) as at, AsyncExitStack() as stack:
+            socks = [stack.enter_context(connected(at, call())) for _ in range(12)]
+            for sock in socks[MAX_BEGUN_AT_ONCE:]:
+                assert (await received(sock)).startswith(b"HTTP/1.1 200 ")
+
+    play(scenario)
+    assert list(num_begun.values()) == [1] * 12
+
+
 # ---- clients that close half of their connection ----
 
 
@@ -113,6 +203,33 @@ def test_half_of_a_request_gets_no_answer_and_the_connection_ends(said: bytes) -
     play(scenario)
 
 
+def test_a_large_answer_arrives_whole_whatever_follows_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = HttpConnection.connection_made
+
+    def with_small_buffer(self: HttpConnection, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", with_small_buffer)
+
+    async def scenario() -> None:
+        async with served(**KEYED) as at:
+            head = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n"
+            with socket.socket() as sock:
+                # Most of the answer waits in the server.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", at.http.base_url.port or 0))
+                at.router.allow(0)
+                sock.sendall(call() + head + b"GET / HT")
+                sock.shutdown(socket.SHUT_WR)
+                await at.router.until(lambda: at.router.submitted != [])
+                at.router.allow(None)
+                told, _, body = (await received(sock)).rpartition(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % len(body) in told + b"\r\n"
+
+    play(scenario)
+
+
 # ---- whose connection is closed ----
 
 
@@ -134,8 +251,8 @@ def test_room_is_taken_from_whoever_has_most() -> None:
         assert crowd.begin(Fake(), "new")
         gone.append([each.is_open for each in (*first, *others, *both)])
     assert gone[0] == [True, True, True, False, True, True]
-    # two, two and one: the first of those with two
-    assert gone[1] == [True, True, False, False, True, True]
+    # two, two and one: the one that has had two for longest
+    assert gone[1] == [True, True, True, False, False, True]
     assert gone[-1] == [False, True, False, False, False, False]
     assert not crowd.begin(Fake(), "new") and len(crowd) == 6
 
@@ -158,6 +275,47 @@ def test_connections_belong_to_the_owner_of_the_key_that_they_have_shown() -> No
         crowd.hold(each, "key:a")
         crowd.note(each, Doing.IDLE)
     assert len(crowd) == 5
+
+
+def test_strangers_with_many_addresses_make_room_before_a_key_does() -> None:
+    crowd = Connections(6, max_of_address=3)
+    known = begun(crowd, "a", *[Doing.IDLE] * 3)
+    for each in known:
+        crowd.hold(each, "key:a")
+    strangers = [begun(crowd, address, Doing.IDLE)[0] for address in "bcd"]
+    for number in range(3):
+        assert crowd.begin(Fake(), f"new {number}")
+    assert all(each.is_open for each in known) and not any(each.is_open for each in strangers)
+    # Those that came last can't be closed yet.
+    assert crowd.begin(Fake(), "another") and not known[0].is_open
+
+
+def test_a_key_with_most_connections_makes_room_before_a_stranger_does() -> None:
+    crowd = Connections(4, max_of_address=2)
+    many = begun(crowd, "a", Doing.IDLE)
+    crowd.hold(many[0], "key:a")
+    for _ in range(2):
+        many += begun(crowd, "a", Doing.IDLE)
+        crowd.hold(many[-1], "key:a")
+    stranger = begun(crowd, "b", Doing.IDLE)[0]
+    assert crowd.begin(Fake(), "c") and not many[0].is_open and stranger.is_open
+
+
+def test_whose_connection_is_closed_is_found_without_a_look_at_all_holders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[_Held] = []
+    next_closed = _Held.next_closed.fget
+    assert next_closed
+    monkeypatch.setattr(
+        _Held, "next_closed", property(lambda held: looked_at.append(held) or next_closed(held))
+    )
+    crowd, num_holders = Connections(1000), 1000
+    for number in range(num_holders):
+        begun(crowd, str(number), Doing.IDLE)
+    looked_at.clear()
+    assert crowd.begin(Fake(), "new")
+    assert len(looked_at) < 10 and len(crowd) == num_holders
 
 
 def test_a_network_of_ipv6_is_one_holder() -> None:

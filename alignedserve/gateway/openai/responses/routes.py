@@ -18,7 +18,7 @@ from alignedserve.gateway.generation.endpoint import (
     Result,
 )
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond
+from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond, unless_gone
 from alignedserve.gateway.http.access import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
@@ -70,7 +70,8 @@ def _add_calls(
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        call, before = await _result(RESPONSES, body, owner, share_of(http), kept, preparer)
+        preparing = _result(RESPONSES, body, owner, share_of(http), kept, preparer)
+        call, before = await unless_gone(http, preparing)
         assert isinstance(call, PreparedResponse)
         if not call.is_background:
             return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
@@ -90,14 +91,16 @@ def _add_calls(
     @routes.post(COMPACT.path, openapi_extra=request_body(CompactBody))
     async def compact(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        call, _ = await _result(COMPACT, body, owner, share_of(http), kept, preparer)
+        preparing = _result(COMPACT, body, owner, share_of(http), kept, preparer)
+        call, _ = await unless_gone(http, preparing)
         assert isinstance(call, PreparedCompaction)
         return await respond(http, call, request_builder)
 
     @routes.post(INPUT_TOKENS.path, openapi_extra=request_body(ResponseBody))
     async def count_input_tokens(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
+        preparing = _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
+        found, _ = await unless_gone(http, preparing)
         assert isinstance(found, DirectAnswer)
         headers = ignored_parameters.note(found.ignored)
         return Response(bytes(found.body), media_type="application/json", headers=headers)
