@@ -21,7 +21,7 @@ from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import AdaptersSet, Rejected, SetAdapters, Submit
-from tests.gateway.islands.test_membership import Seen
+from tests.gateway.islands.test_membership import Seen, launcher
 from tests.gateway.scripted import MODEL, TOKEN
 from tests.gateway.served import GATEWAY, QuickGateway, Served, play, served
 
@@ -184,5 +184,17 @@ def test_a_call_that_was_prepared_before_its_adapter_was_replaced_gets_the_new_o
             assert answer.status_code == 200, answer.text
             assert answer.json()["model"] == "sql"
             assert [each.request.adapter for each in at.router.submitted] == ["sql\n1", "sql\n2"]
+
+    play(scenario)
+
+
+def test_several_machines_load_no_adapters_and_their_gateways_stay_connected() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            for path in (LOAD, UNLOAD):
+                answer = await at.post(path, {"lora_name": "sql", "lora_path": "/adapters/sql"})
+                assert answer.status_code == 400 and "on one machine only" in answer.text
+            assert launched.gateway.is_up
 
     play(scenario)
