@@ -34,6 +34,8 @@ class Adapters:
     _wanted: SetAdapters | None = None
     # The last order to instances.
     _ordered: SetAdapters = field(default_factory=lambda: SetAdapters(0, []))
+    # Those in it that all instances have loaded: the launcher's first ones, and those of orders that all have obeyed.
+    _confirmed: set[str] = field(default_factory=set)
     # The instances that have not answered it, and why others have not all adapters.
     _waits_for: set[InstanceId] = field(default_factory=set)
     _reason: str = NOBODY
@@ -52,8 +54,7 @@ class Adapters:
     def refusal(self, request: Request) -> tuple[str, str] | None:
         """Returns why a request can't run, for `Rejected`: its adapter was unloaded before it arrived. No instance must
         get it."""
-        is_there = request.adapter in ("", *(each.adapter for each in self._ordered.adapters))
-        if is_there or not self.are_known:
+        if not request.adapter or request.adapter in self._confirmed or not self.are_known:
             return None
         return "adapter", UNLOADED
 
@@ -61,6 +62,7 @@ class Adapters:
         """Takes an order of the launcher."""
         if self._wanted is None:
             self._refuse_unknown(wanted)
+            self._confirmed = {each.adapter for each in wanted.adapters}
         self._wanted, self._is_answered = wanted, False
         adapters = wanted.adapters + self._still_used(wanted)
         if reason := self._no_room(adapters):
@@ -85,10 +87,15 @@ class Adapters:
             self._answer()
 
     def connected(self, hello: Hello) -> None:
-        """Tells an instance its adapters, before anything else."""
+        """Tells an instance its adapters, before anything else. It ends if it can't load those of the first order, so
+        that has none that others may still refuse."""
         if self._wanted is not None and hello.limits.num_adapter_places:
             self._waits_for.add(hello.instance_id)
-            self._router.outbox.send(hello.instance_id, self._ordered)
+            ordered = self._ordered
+            confirmed = [each for each in ordered.adapters if each.adapter in self._confirmed]
+            if confirmed != ordered.adapters:
+                self._router.outbox.send(hello.instance_id, SetAdapters(ordered.number - 1, confirmed))
+            self._router.outbox.send(hello.instance_id, ordered)
 
     def closed(self, instance_id: InstanceId) -> None:
         """Another process under this name will get the adapters when it connects."""
@@ -105,6 +112,7 @@ class Adapters:
 
     def _order(self, adapters: list[AdapterAt]) -> None:
         self._ordered = SetAdapters(self._ordered.number + 1, adapters)
+        self._confirmed &= {each.adapter for each in adapters}
         self._reason = NOBODY
         self._waits_for = {view.instance_id for view in self._loading}
         for instance_id in sorted(self._waits_for):
@@ -115,6 +123,8 @@ class Adapters:
         """Answers the launcher once all instances have answered."""
         if self._wanted is not None and not (self._waits_for or self._is_answered):
             self._is_answered = True
+            if not self._reason:
+                self._confirmed = {each.adapter for each in self._ordered.adapters}
             wanted = {each.adapter for each in self._wanted.adapters}
             kept = [each.adapter for each in self._ordered.adapters if each.adapter not in wanted]
             self._router.outbox.send(LAUNCHER, AdaptersSet(self._wanted.number, self._reason, kept))

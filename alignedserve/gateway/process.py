@@ -89,6 +89,7 @@ class GatewayProcess:
         `is_prepared` starts the child processes first, so that no first grammar or body waits for one. The spare
         process, which prepares the first body above 8 KiB, starts in the background."""
         self._lengths.prepare(model)
+        self._islands.adapters = model.adapters
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
         preparer = self.preparer_class(model, limits, PREPARING, self._config.http.strict_parameters)

@@ -6,6 +6,7 @@ requests may use changes only between two iterations. Orders are obeyed one afte
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -14,6 +15,8 @@ from typing import Protocol
 
 from alignedserve.protocol.messages import AdapterAt, AdaptersSet, AnyMessage, SetAdapters
 from alignedserve.types import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterPlaces(Protocol):
@@ -91,6 +94,10 @@ class AdapterLoader:
             self._places.set(adapter.adapter, future.result())
         except InvalidRequest as error:
             return str(error)
+        except Exception as error:
+            # Most often there is no memory. No row uses the place, so requests are not affected.
+            logger.exception("An adapter can't be loaded")
+            return f"{type(error).__name__}: {error}"
         return ""
 
     def _answered(self, reason: str) -> list[AnyMessage]:

@@ -151,6 +151,9 @@ class WorkerLoop:
         self._leave_pool()
         self.worker.close()
         self.worker, hello = self._make_role(role)
+        if self._adapters:
+            # To the router, another process connects. It sends the order again.
+            self._adapters.connected()
         self._send([hello])
 
     def _use_pool(self, segment: str) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -28,6 +29,8 @@ from alignedserve.protocol.messages import (
     SetAdapters,
 )
 from alignedserve.types import InstanceId
+
+logger = logging.getLogger(__name__)
 
 # An adapter's files, as `models/lora.py` reads them, and their largest sizes in bytes.
 FILES = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 4 << 30}
@@ -104,6 +107,7 @@ class AdapterKeeper:
         self.gateways = Answers[InstanceId]()
         # Unlisted adapters that requests still use, by island.
         self._kept: dict[str, list[str]] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
 
     # ---- for the connections ----
 
@@ -120,8 +124,9 @@ class AdapterKeeper:
         """Takes a router's answer."""
         self._kept[island] = answer.kept
         self.routers.answered(island, answer.number, answer.reason)
-        if not self._changing.locked():
-            self._remove_copies()
+        task = asyncio.create_task(self._tidy())
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
 
     def lost(self, island: str) -> None:
         """The connection to a router is lost. Safe to repeat."""
@@ -138,9 +143,19 @@ class AdapterKeeper:
                     await self._load(asked.name, asked.path, asked.is_in_place)
             except Refused as refused:
                 return AdaptersChanged(asked.ticket, refused.status, str(refused))
+            except Exception as error:
+                logger.exception("A change of adapters failed")
+                reason = getattr(error, "strerror", None) or type(error).__name__
+                return AdaptersChanged(
+                    asked.ticket, 500, f"the launcher could not make this change: {reason}"
+                )
             finally:
-                self._remove_copies()
+                await self._remove_copies()
         return AdaptersChanged(asked.ticket, 200)
+
+    async def _tidy(self) -> None:
+        async with self._changing:
+            await self._remove_copies()
 
     # ---- changes ----
 
@@ -196,7 +211,7 @@ class AdapterKeeper:
     # ---- files ----
 
     def _copied(self, name: str, path: str) -> AdapterAt:
-        """Copies an adapter's files. Raises Refused."""
+        """Copies an adapter's files. Raises Refused, and OSError if they can't be written."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         copy = Path(tempfile.mkdtemp(dir=self._directory))
         try:
@@ -207,28 +222,13 @@ class AdapterKeeper:
             if not whole.exists():
                 copy.rename(whole)
             return AdapterAt(adapter_id(name, digest.hexdigest()), str(whole))
-        except (OSError, ValueError) as error:
-            # ValueError: the path has a zero.
-            reason = getattr(error, "strerror", None) or error
-            raise Refused(400, f"lora_path={path!r}: can't be read or copied: {reason}") from None
         finally:
             shutil.rmtree(copy, ignore_errors=True)
 
     def _copy(self, path: Path, to: Path, max_bytes: int) -> bytes:
         """Copies a file, and returns its digest."""
-        real, digest, num_bytes = Path(os.path.realpath(path)), hashlib.sha256(), 0
-        roots = [Path(os.path.realpath(each)) for each in self._allowed]
-        root = next((each for each in roots if path.is_absolute() and real.is_relative_to(each)), None)
-        if root is None:
-            allowed = ", ".join(self._allowed) or "no directory: see --lora-modules-from"
-            raise Refused(
-                400, f"lora_path={str(path.parent)!r}: adapters are loaded only from below {allowed}"
-            )
-        try:
-            file = opened(root, real)
-        except FileNotFoundError:
-            raise Refused(404, f"No adapter found for '{path.parent}': it has no {path.name}") from None
-        with open(file, "rb") as source, open(to, "xb") as target:
+        digest, num_bytes = hashlib.sha256(), 0
+        with open(self._opened(path), "rb") as source, open(to, "xb") as target:
             while piece := source.read(_PIECE_BYTES):
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
@@ -237,11 +237,35 @@ class AdapterKeeper:
                 target.write(piece)
         return digest.digest()
 
-    def _remove_copies(self) -> None:
+    def _opened(self, path: Path) -> int:
+        """Opens a file below a directory that is allowed. Raises Refused."""
+        asked = f"lora_path={str(path.parent)!r}"
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError as error:
+            # The path has a zero.
+            raise Refused(400, f"{asked}: can't be read: {error}") from None
+        roots = [Path(os.path.realpath(each)) for each in self._allowed]
+        root = next((each for each in roots if path.is_absolute() and real.is_relative_to(each)), None)
+        if root is None:
+            allowed = ", ".join(self._allowed) or "no directory: see --lora-modules-from"
+            raise Refused(400, f"{asked}: adapters are loaded only from below {allowed}")
+        try:
+            return opened(root, real)
+        except FileNotFoundError:
+            raise Refused(404, f"No adapter found for '{path.parent}': it has no {path.name}") from None
+        except OSError as error:
+            raise Refused(400, f"{asked}: can't be read: {error.strerror}") from None
+
+    async def _remove_copies(self) -> None:
         """Removes the copies that no instance will load any more."""
         kept = {adapter for each in self._kept.values() for adapter in each}
         digests = {adapter.partition("\n")[2] for adapter in kept}
-        used = {each.path for each in self._ordered}
-        for copy in self._directory.glob("?" * 64):
-            if str(copy) not in used and copy.name not in digests:
-                shutil.rmtree(copy, ignore_errors=True)
+        used = digests | {Path(each.path).name for each in self._ordered}
+        await asyncio.to_thread(_remove_others, self._directory, used)
+
+
+def _remove_others(directory: Path, names: Collection[str]) -> None:
+    for copy in directory.glob("?" * 64):
+        if copy.name not in names:
+            shutil.rmtree(copy, ignore_errors=True)

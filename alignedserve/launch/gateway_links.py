@@ -14,6 +14,7 @@ from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import (
+    AdaptersChanged,
     AnyMessage,
     ApiKeys,
     Attainment,
@@ -43,7 +44,7 @@ class Seer(Protocol):
 class GatewayLinks:
     def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
         """`gateways` are those of this host. Others are added and removed with their islands."""
-        # Set before anything connects.
+        # Set before anything connects. None: the system has several machines, and no adapter is loaded while it runs.
         self.adapters: AdapterKeeper | None = None
         self._changing: set[asyncio.Task[None]] = set()
         self._address = address
@@ -160,6 +161,9 @@ class GatewayLinks:
                 task = asyncio.create_task(self._change(hello.instance_id, message, self.adapters))
                 self._changing.add(task)
                 task.add_done_callback(self._changing.discard)
+            case ChangeAdapters(ticket=ticket):
+                reason = "adapters are loaded while the server runs on one machine only"
+                self._hub.send(hello.instance_id, AdaptersChanged(ticket, 400, reason))
             case GatewayNews(gateway=gateway) if gateway == hello.instance_id:
                 for other in self._hub:
                     if other.instance_id != gateway:

@@ -154,13 +154,17 @@ class LLM:
         return self._tokenizer
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | Path) -> None:
-        """Loads an adapter for later calls, beside `max_loras` at most. Raises ValueError if it can't be loaded."""
+        """Loads an adapter for later calls, `max_loras` at most. Raises ValueError if it can't be loaded."""
         places = self.engine.adapter_places
         if places is None or not places.can_load:
             raise InvalidRequest("max_loras: is 0; give LLM(..., max_loras=…) to load adapters later")
-        if lora_name in self._adapters:
-            raise InvalidRequest(f"lora_name: {lora_name!r} is loaded already")
+        # The last place is for replacements, of which there are none here.
+        most = self.config.num_adapter_places - 1
         with self._running:
+            if lora_name in self._adapters:
+                raise InvalidRequest(f"lora_name: {lora_name!r} is loaded already")
+            if len(self._adapters) >= most:
+                raise InvalidRequest(f"max_loras: {most} adapters are loaded; unload one first")
             adapter = adapter_id(lora_name, str(next(self._ids)))
             places.set(adapter, places.write(adapter, Path(lora_path).expanduser()))
             self._adapters[lora_name] = AdapterAt(adapter, str(lora_path))
@@ -168,9 +172,9 @@ class LLM:
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Unloads an adapter. Raises ValueError if it is not loaded."""
         places = self.engine.adapter_places
-        if places is None or lora_name not in self._adapters:
-            raise InvalidRequest(f"lora_name: {lora_name!r} is not loaded")
         with self._running:
+            if places is None or lora_name not in self._adapters:
+                raise InvalidRequest(f"lora_name: {lora_name!r} is not loaded")
             places.remove(self._adapters.pop(lora_name).adapter)
 
     def reset_prefix_cache(self) -> bool:

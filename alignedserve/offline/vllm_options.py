@@ -31,4 +31,9 @@ def without_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
                 f"{name}={options[name]!r}: only {' or '.join(map(repr, accepted))} is supported"
             )
         logger.info("%s has no effect", name)
-    return {name: value for name, value in options.items() if name not in _ACCEPTED}
+    kept = {name: value for name, value in options.items() if name not in _ACCEPTED}
+    has_no_places = kept.get("tensor_parallel_size", 1) != 1 or kept.get("hidden_cache")
+    # Adapters that are loaded with the model need none.
+    if has_no_places and kept.pop("max_loras", 0):
+        logger.info("max_loras has no effect")
+    return kept

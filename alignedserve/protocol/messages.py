@@ -904,8 +904,8 @@ class AdapterAt(Message):
 
 class SetAdapters(Message):
     """Order: have these adapters, beside none that was loaded before. The launcher sends it to routers, when they
-    connect and at every change, and a router to its instances. An instance that has just connected obeys before it
-    does anything else."""
+    connect and at every change, and a router to its instances. An instance that has just connected obeys the first
+    one before it does anything else."""
 
     # Each order has a higher number than those before it.
     number: int
@@ -949,7 +949,7 @@ class AdaptersChanged(Message):
     """Answers ChangeAdapters."""
 
     ticket: int
-    # Status of the HTTP response: 200, 400 or 404.
+    # Status of the HTTP response: 200, 400, 404 or 500.
     status: int
     reason: str = ""
 

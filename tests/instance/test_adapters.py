@@ -19,12 +19,13 @@ class SlowPlaces:
         self.numbers: dict[str, int] = {}
         self.may_write = threading.Event()
         self.wrong: str | None = None
+        self.error: type[Exception] = InvalidRequest
         self.num_written = 0
 
     def write(self, name: str, directory: Path) -> int:
         assert self.may_write.wait(60)
         if self.wrong == name:
-            raise InvalidRequest(f"{directory} is wrong")
+            raise self.error(f"{directory} is wrong")
         self.num_written += 1
         return self.num_written
 
@@ -107,6 +108,15 @@ def test_a_failure_is_told_and_changes_nothing(rig: Rig) -> None:
     # An instance that lacks an adapter of the system must not serve.
     with pytest.raises(RuntimeError, match="/adapters/b is wrong"):
         rig.first(A, B)
+    rig.close()
+
+
+def test_an_adapter_without_memory_ends_no_instance(rig: Rig) -> None:
+    rig.first(A)
+    rig.places.wrong, rig.places.error = "b", MemoryError
+    rig.loader.take(SetAdapters(2, [A, B]))
+    assert rig.written() == [AdaptersSet(2, "MemoryError: /adapters/b is wrong")]
+    assert rig.loader.take(SetAdapters(3, [A])) == [AdaptersSet(3)]
     rig.close()
 
 

@@ -9,9 +9,21 @@ import pytest
 from numpy.typing import NDArray
 
 from alignedserve.engine.rank_leader import RankLost
+from alignedserve.instance.adapters import AdapterLoader
 from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop, WorkerThread
-from alignedserve.protocol.messages import AnyMessage, NewTokens, Prefill, PrefillReport, UsePool
+from alignedserve.protocol.messages import (
+    AdaptersSet,
+    AnyMessage,
+    NewTokens,
+    Prefill,
+    PrefillReport,
+    SetAdapters,
+    TakeRole,
+    UsePool,
+)
+from tests.instance.test_adapters import A, SlowPlaces
 from tests.prefill_worker.rig import KEY, Rig, work
+from tests.router.script import DECODE, hello
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -138,3 +150,32 @@ def test_orders_of_a_router_that_was_gone_when_the_pool_was_mapped_are_void(
     loop.join()
     assert loop.error is None
     assert not any(each.num_computed or each.num_asked for each in said if isinstance(each, PrefillReport))
+
+
+def test_an_instance_of_another_role_has_its_adapters_before_it_does_anything(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """The router takes the change for a death, so it no longer waits for an adapter that is being loaded."""
+    before, after = Rig(tiny_model("llama-mha")), Rig(tiny_model("llama-mha"))
+    places, said, introduced = SlowPlaces(), list[AnyMessage](), hello(DECODE)
+    loop = WorkerLoop(
+        before.worker,
+        pytest.fail,
+        lambda connection, messages: said.extend(messages),
+        take_role=lambda role: (after.worker, introduced),
+        adapters=AdapterLoader(places, lambda: None),
+    )
+    for each in (Up(1), SetAdapters(1, []), SetAdapters(2, [A])):
+        loop.post(each)
+    loop.finish(loop.begin())
+    assert AdaptersSet(1) in said and AdaptersSet(2) not in said
+    said.clear()
+    loop.post(TakeRole("decode"))
+    loop.post(SetAdapters(2, [A]))
+    writing = threading.Timer(0.2, places.may_write.set)
+    writing.start()
+    loop.begin()
+    assert said[:2] == [introduced, AdaptersSet(2)]
+    writing.join()
+    loop.post(Stop())
+    assert loop.begin() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -161,7 +162,32 @@ def test_a_name_stands_for_other_weights_only_in_place(tmp_path: Path) -> None:
         assert at.num_copies == 2
         at.kept = []
         at.obey(alone)
-        assert at.num_copies == 1
+        while at.num_copies != 1:
+            await asyncio.sleep(0.01)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_copy_that_can_not_be_written_is_no_mistake_of_the_caller(tmp_path: Path, is_full: bool) -> None:
+    async def scenario(at: System) -> None:
+        path = at.adapter("sql")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if is_full:
+            (path / "adapter_model.safetensors").write_bytes(bytes(2 << 20))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        else:
+            at.copies.write_text("not a directory")
+        try:
+            answer = await at.load("sql", path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert answer.status == 500
+        assert ("File too large" if is_full else "File exists") in answer.reason
+        if not is_full:
+            at.copies.unlink()
+        assert at.num_copies == 0 and not at.sent
+        assert (await at.load("sql", path)).status == 200
 
     play(tmp_path, scenario)
 

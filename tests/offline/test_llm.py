@@ -14,6 +14,7 @@ import pytest
 from alignedserve import LLM, LoRARequest, SamplingParams, demo
 from alignedserve.demo import tasks
 from alignedserve.engine.outputs import TokenOutput
+from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.types import InvalidRequest
 from tests.tiny_adapters import merge, write_adapter
 from tests.tiny_models import CONFIGS, embeddings, greedy, prompts
@@ -80,6 +81,8 @@ def test_adapters_come_and_go_and_kept_kv_is_of_one_alone(
         assert said(llm, "mine") == said(started, "x"), name
         with pytest.raises(InvalidRequest, match="'mine' is loaded already"):
             llm.load_lora_adapter("mine", path)
+        with pytest.raises(InvalidRequest, match="max_loras: 1 adapters are loaded"):
+            llm.load_lora_adapter("other", path)
         llm.unload_lora_adapter("mine")
         with pytest.raises(InvalidRequest, match="'mine' is not loaded"):
             said(llm, "mine")
@@ -250,6 +253,9 @@ def test_options_of_vllm_scripts_are_understood() -> None:
         LLM(str(demo.MODEL_DIR), pipeline_parallel_size=2)
     with pytest.raises(ValueError, match="max_num_seq: unknown.*max_num_seqs"):
         LLM(str(demo.MODEL_DIR), max_num_seq=2)
+    # Ranks have no places for adapters, but scripts for vLLM name them beside --enable-lora.
+    ranks = {"tensor_parallel_size": 2}
+    assert without_vllm_options({"max_loras": 4, **ranks}) == ranks
 
 
 def test_a_preset_with_dummy_weights_runs_without_a_tokenizer() -> None:

@@ -93,6 +93,46 @@ def test_an_instance_that_dies_is_not_waited_for_and_gets_the_adapters_first_whe
     assert script.take() == [(LAUNCHER, AdaptersSet(3))]
 
 
+def test_an_instance_that_connects_meanwhile_must_have_only_what_all_others_have() -> None:
+    """It ends if it can't load the first ones. Others may refuse the next one."""
+    script = script_of()
+    order(script, 2, SQL)
+    obeyed(script, ordered(script)[PREFILL].number)
+    order(script, 3, SQL, LEGAL)
+    number = ordered(script)[PREFILL].number
+    script.close(DECODE)
+    script.take()
+    script.connect(DECODE, num_adapter_places=3, epoch=2)
+    first, second = (each for _, each in script.take() if isinstance(each, SetAdapters))
+    assert first.adapters == [SQL] and (second.number, second.adapters) == (number, [SQL, LEGAL])
+    script.say(PREFILL, AdaptersSet(number))
+    script.say(DECODE, AdaptersSet(first.number))
+    assert not script.take()
+    script.say(DECODE, AdaptersSet(number, "its rank is 17"))
+    assert script.take() == [(LAUNCHER, AdaptersSet(3, "its rank is 17"))]
+    # The launcher has not taken it back yet.
+    script.close(DECODE)
+    script.take()
+    script.connect(DECODE, num_adapter_places=3, epoch=3)
+    assert [each.adapters for _, each in script.take() if isinstance(each, SetAdapters)] == [
+        [SQL],
+        [SQL, LEGAL],
+    ]
+
+
+def test_a_request_with_an_adapter_that_is_not_loaded_yet_is_refused() -> None:
+    script = script_of()
+    order(script, 2, SQL)
+    number = ordered(script)[PREFILL].number
+    asked = Submit(replace(request(), adapter=SQL.adapter), [])
+    script.say(GATEWAY, asked)
+    assert script.take_one(Rejected, GATEWAY).reason == "adapter"
+    obeyed(script, number)
+    script.take()
+    script.say(GATEWAY, asked)
+    assert not [each for _, each in script.take() if isinstance(each, Rejected)]
+
+
 def test_no_adapter_counts_as_loaded_while_no_instance_is_up() -> None:
     script = script_of()
     script.close(PREFILL)

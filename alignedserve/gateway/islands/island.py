@@ -72,9 +72,11 @@ class IslandClient:
         on_lost: Callable[[IslandClient], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
         outputs: OutputQueue | None = None,
+        named_like: Callable[[str], str] = lambda adapter: adapter,
     ) -> None:
         """`on_lost` is called when the router is lost: open requests may be moved to another island. `on_drain` is
-        called for a Drain. `outputs` is shared by all islands, since a request may move between them."""
+        called for a Drain. `outputs` is shared by all islands, since a request may move between them. `named_like`
+        returns the adapter that is served under this one's name now."""
         epoch = new_epoch()
         started_s = start_of(epoch)
         hello = Hello(
@@ -88,6 +90,7 @@ class IslandClient:
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._outputs = outputs or OutputQueue()
+        self._named_like = named_like
         self._open: dict[RequestKey, Open] = {}
         # Stats of requests closed here, until the router reports their timeline.
         self._leaving: dict[RequestKey, RequestStats] = {}
@@ -280,6 +283,14 @@ class IslandClient:
         if (wait_s := rejected.wait_s(entry.num_submitted)) is not None:
             asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry, entry.num_submitted)
             return
+        if rejected.reason == "adapter" and not entry.delivered:
+            adapter = self._named_like(entry.request.adapter)
+            if adapter != entry.request.adapter:
+                # It was replaced while the body was being prepared.
+                entry.request = msgspec.structs.replace(entry.request, adapter=adapter)
+                entry.num_submitted = 0
+                self._submit_in_turn(entry)
+                return
         del self._open[rejected.key]
         entry.stats.rejected(rejected.reason)
         entry.told_by(self._outputs, rejected)

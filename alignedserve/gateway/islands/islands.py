@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
+from alignedserve.engine.lora_modules import name_of
 from alignedserve.gateway.islands.choice import best
 from alignedserve.gateway.islands.island import IslandClient
 from alignedserve.gateway.islands.output_queue import News, OutputQueue
@@ -46,6 +47,8 @@ class Islands:
         self._islands: dict[int, IslandClient] = {
             number: self._make(router) for number, router in enumerate(routers, first_number)
         }
+        # The model's adapters by the names that clients use; they change.
+        self.adapters: Mapping[str, str] = {}
         # Messages for people about processes that should run and do not.
         self.missing: Sequence[str] = ()
         # Number of islands that the traffic needs. 0: unknown.
@@ -174,7 +177,15 @@ class Islands:
         return clusters
 
     def _make(self, router: RouterAddress) -> IslandClient:
-        return IslandClient(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._outputs)
+        return IslandClient(
+            router,
+            self._me,
+            self._fingerprint,
+            self._rescue,
+            self._on_drain,
+            self._outputs,
+            lambda adapter: self.adapters.get(name_of(adapter), adapter),
+        )
 
     def _start(self, island: IslandClient) -> None:
         task = asyncio.create_task(island.run())

@@ -20,8 +20,8 @@ from alignedserve.launch.adapters import FILES, AdapterKeeper
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.messages import AdaptersSet, Rejected, SetAdapters
-from tests.gateway.islands.test_membership import Seen
+from alignedserve.protocol.messages import AdaptersSet, Rejected, SetAdapters, Submit
+from tests.gateway.islands.test_membership import Seen, launcher
 from tests.gateway.scripted import MODEL, TOKEN
 from tests.gateway.served import GATEWAY, QuickGateway, Served, play, served
 
@@ -163,5 +163,38 @@ def test_a_call_that_arrives_at_the_router_too_late_names_no_model() -> None:
             answer = await at.post("/v1/completions", {"model": "sql", "prompt": "x"})
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+def test_a_call_that_was_prepared_before_its_adapter_was_replaced_gets_the_new_one(path: str) -> None:
+    async def scenario() -> None:
+        model = replace(MODEL, adapters={"sql": "sql\n1"})
+        async with served(model=model) as at:
+
+            def refuse(submit: Submit) -> Rejected | None:
+                if submit.request.adapter == "sql\n2":
+                    return None
+                model.set_adapters({"sql": "sql\n2"})
+                return Rejected(submit.request.key, "adapter", "it was unloaded")
+
+            at.router.refuse = refuse
+            answer = await at.post(path, {"model": "sql", "prompt": "x", "input": "x"})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == "sql"
+            assert [each.request.adapter for each in at.router.submitted] == ["sql\n1", "sql\n2"]
+
+    play(scenario)
+
+
+def test_several_machines_load_no_adapters_and_their_gateways_stay_connected() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            for path in (LOAD, UNLOAD):
+                answer = await at.post(path, {"lora_name": "sql", "lora_path": "/adapters/sql"})
+                assert answer.status_code == 400 and "on one machine only" in answer.text
+            assert launched.gateway.is_up
 
     play(scenario)
