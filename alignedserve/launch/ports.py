@@ -55,7 +55,7 @@ def claimed(host: str, port: int) -> Iterator[None]:
         try:
             claim.bind(f"\0alignedserve-serve:{host}:{port}")
         except OSError as error:
-            is_taken = error.errno == errno.EADDRINUSE
-            reason = f"another server is starting or stopping on it at {host}" if is_taken else error
-            raise ValueError(f"port={port}: {reason}") from None
+            if error.errno != errno.EADDRINUSE:
+                raise ValueError(f"port={port}: {error}") from None
+            raise ValueError(f"port={port}: another server is starting or stopping on it at {host}") from None
         yield
