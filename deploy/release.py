@@ -1,7 +1,7 @@
 """All of a release up to the button: checks, the sdist, the wheels, an SBOM, licences and sums, in dist/.
 
-`make release` runs it, and `make release DRY=1` rehearses it. docs/guides/releasing.md says what a person does before
-and after it.
+`make release` runs it, and `make release DRY=1` rehearses it in build/rehearsal. docs/guides/releasing.md says
+what a person does before and after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deploy import sbom
 from hatch_build import repository_of
 
 ROOT = Path(__file__).parents[1]
-DIST = ROOT / "dist"
+DIST, REHEARSAL = ROOT / "dist", ROOT / "build/rehearsal"
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 # PyPI's limit of a file, if nobody has asked it for more
 MAX_BYTES = 100_000_000
@@ -137,14 +137,15 @@ def main(arguments: Sequence[str]) -> None:
     # A rehearsal shows them all and goes on.
     check = show if asked.dry_run else stop_at
     check(each for found in (missing, problems_of_the_tree(ROOT)) for each in found)
-    shutil.rmtree(DIST, ignore_errors=True)
-    DIST.mkdir()
-    files = build(ROOT, DIST, {} if asked.dry_run else dict.fromkeys(compilers, "all"))
+    out = REHEARSAL if asked.dry_run else DIST
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    files = build(ROOT, out, {} if asked.dry_run else dict.fromkeys(compilers, "all"))
     check(each for file in files for each in problems_of(file))
     # pip installs one here. All wheels have the same dependencies.
     wheel = next(file for file in files if file.name.endswith(("none-any.whl", "x86_64.whl")))
-    files += sbom.write(sbom.read(report(wheel, ROOT)), DIST)
-    (DIST / "SHA256SUMS").write_text(sums(files))
+    files += sbom.write(sbom.read(report(wheel, ROOT)), out)
+    (out / "SHA256SUMS").write_text(sums(files))
     for file in files:
         print(f"{file.stat().st_size:10,} bytes  {file.name}")
     print("This was a rehearsal" if asked.dry_run else "Next: docs/guides/releasing.md")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
+import yaml
 from fastapi import FastAPI
 from starlette.routing import Match
 
@@ -47,6 +49,14 @@ COMMAND = re.compile(r"(?<![\w/-])(?<!from )(?:alignedserve |python (?:-m )?benc
 DEFAULT = re.compile(r"`(--[a-z0-9-]+)[^`]*` \((?:[^)]*, )?default: ([^);]+)[);]")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_the_headline_is_the_same_everywhere() -> None:
+    [headline] = re.findall(r"^\*\*(.+)\.\*\*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    site = tomllib.loads((ROOT / "docs/site/site.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "deploy/helm/Chart.yaml").read_text())
+    assert [each["description"] for each in (site, project, chart)] == [f"{headline}.", headline, headline]
 
 
 # ---- what there is ----

@@ -76,7 +76,7 @@ class MeasuredServer:
         return {"alone": self.alone, "beside batch": self.beside}
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
+        found = asdict(self) | {"has_job_lasted": self.has_job_lasted}
         del found["server"]["api_key"]
         return found
 

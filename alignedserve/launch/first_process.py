@@ -13,10 +13,11 @@ import json
 import os
 import select
 import signal
+import socket
 import time
 import traceback
 from asyncio import get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NoReturn
 
@@ -35,7 +36,7 @@ _POLL_S = 0.01
 
 
 class Stopped(Exception):
-    """A signal arrived while the launcher waited for nodes."""
+    """An order arrived while the launcher waited for nodes."""
 
 
 class Orders:
@@ -66,20 +67,22 @@ class Orders:
         get_running_loop().add_reader(self._orders, read)
 
     def failed(self, error: Exception) -> None:
-        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        kind = next(each for each in (ValueError, Stopped, RuntimeError) if isinstance(error, each))
         os.write(self._reports, json.dumps([kind.__name__, shortened(str(error), _MAX_CHARS)]).encode())
 
 
-def run_in_child(work: Callable[[Orders], None], spare: int) -> bool:
+def run_in_child(work: Callable[[Orders], None]) -> bool:
     """Runs `work` in a child process. Returns whether it ended by itself or after an order; False if a signal ended it
-    while it started. Raises its ValueError or RuntimeError. No descendant is left, except `spare`."""
+    while it started. Raises its ValueError or RuntimeError. No descendant is left, except those of before and what they
+    have started."""
+    before = descendants(os.getpid())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     hold_signals()
     child = _Child(work)
     on_signals(child.came)
     release_signals()
     status = child.wait()
-    _kill_descendants(spare)
+    _kill_descendants(before)
     ignore_signals()
     return child.outcome(status)
 
@@ -87,29 +90,29 @@ def run_in_child(work: Callable[[Orders], None], spare: int) -> bool:
 class _Child:
     def __init__(self, work: Callable[[Orders], None]) -> None:
         orders, self._orders = os.pipe()
-        self._reports, reports = os.pipe()
-        os.set_blocking(self._reports, False)
-        self._heard = b""
-        # whether there was a signal, whether it was passed on, and whether the child has ended
-        self._has_come = self._is_told = self._has_ended = False
+        self._reports, reports = socket.socketpair()
+        self._reports.setblocking(False)
+        # whether there was a signal, whether one killed the child, and whether the child has ended
+        self._has_come = self._is_killed = self._has_ended = False
         parent, self._pid = os.getpid(), os.fork()
         if not self._pid:
             os.close(self._orders)
-            os.close(self._reports)
-            _work(work, Orders(orders, reports), parent)
+            self._reports.close()
+            _work(work, Orders(orders, reports.fileno()), parent)
         os.close(orders)
-        os.close(reports)
+        reports.close()
 
     def came(self, number: int) -> None:
-        """Handles a signal. A second one asks for a faster end, except that of a terminal that closes."""
+        """Handles a signal. A second one asks for a faster end, except that of a terminal that closes. It may interrupt
+        this function."""
         if self._has_ended or (number == signal.SIGHUP and self._has_come):
             return
         self._has_come = True
         if self._is_up():
-            self._is_told = True
             with suppress(BrokenPipeError):
                 os.write(self._orders, _STOP)
         else:
+            self._is_killed = True
             os.kill(self._pid, signal.SIGKILL)
 
     def wait(self) -> int:
@@ -121,11 +124,12 @@ class _Child:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def outcome(self, status: int) -> bool:
-        if self._has_come and not self._is_told:
+        if self._is_killed:
             return False
-        self._is_up()
-        if report := self._heard.removeprefix(_UP):
+        if report := self._reported(_MAX_BYTES).removeprefix(_UP):
             kind, message = json.loads(report)
+            if kind == Stopped.__name__:
+                return False
             raise ValueError(message) if kind == ValueError.__name__ else RuntimeError(message)
         if status < 0:
             raise RuntimeError(f"the launcher died: signal {-status}")
@@ -134,9 +138,13 @@ class _Child:
         return True
 
     def _is_up(self) -> bool:
+        # It takes nothing, because a signal may interrupt it and ask the same.
+        return self._reported(len(_UP), socket.MSG_PEEK) == _UP
+
+    def _reported(self, num_bytes: int, flags: int = 0) -> bytes:
         with suppress(BlockingIOError):
-            self._heard += os.read(self._reports, _MAX_BYTES)
-        return self._heard.startswith(_UP)
+            return self._reports.recv(num_bytes, flags)
+        return b""
 
 
 def _work(work: Callable[[Orders], None], orders: Orders, parent: int) -> NoReturn:
@@ -149,7 +157,7 @@ def _work(work: Callable[[Orders], None], orders: Orders, parent: int) -> NoRetu
         if os.getppid() == parent:
             work(orders)
             status = 0
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, Stopped) as error:
         orders.failed(error)
     except BaseException:
         traceback.print_exc()
@@ -164,9 +172,9 @@ def hear_nothing() -> None:
     on_signals(lambda number: None)
 
 
-def _kill_descendants(spare: int) -> None:
-    while left := [pid for pid, _ in descendants(os.getpid()) if pid != spare]:
-        for pid in left:
+def _kill_descendants(spared: Collection[tuple[int, int]]) -> None:
+    while left := descendants(os.getpid(), spared):
+        for pid, _ in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             # It may not be a child yet: its parent has to end first.

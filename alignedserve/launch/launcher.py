@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.control import Say, control_path
-from alignedserve.launch.first_process import Orders, hear_nothing
+from alignedserve.launch.first_process import Orders
 from alignedserve.launch.leftovers import Leftovers
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
 from alignedserve.launch.plan import (
@@ -47,8 +47,6 @@ def launch(settings: Settings, say: Say, orders: Orders, left: Leftovers, start_
         locate_store(settings.launch, left.note_process) as store,
         _nodes(settings, left, say, orders) as nodes,
     ):
-        # Ray has installed its own handler.
-        hear_nothing()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
 
         def plan(node: Node) -> IslandPlan:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,13 +43,12 @@ class Leftovers:
         self.directory = directory
         self.prefix = prefix
         self._remover = remover
-        self.remover_pid = remover.pid
         # the child processes that existed before, and the remover
-        self._before = set(descendants(os.getpid()))
+        self._before = descendants(os.getpid())
 
     def note_processes(self) -> None:
         """Notes all descendants that this process has started since, so that they do not outlive it."""
-        self._note([each for each in descendants(os.getpid()) if each not in self._before])
+        self._note(descendants(os.getpid(), self._before))
 
     def note_process(self, pid: int) -> None:
         """Notes a process that was just started, so that it does not outlive this one."""
@@ -84,9 +83,9 @@ def removing(prefix: str) -> Iterator[Leftovers]:
         remover.wait()
 
 
-def descendants(pid: int) -> list[tuple[int, int]]:
-    """Returns (process id, start time) of all descendants. The start time tells a process from a later one with the
-    same id."""
+def descendants(pid: int, besides: Collection[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Returns (process id, start time) of all descendants, except `besides` and theirs. The start time tells a process
+    from a later one with the same id."""
     children: dict[int, list[tuple[int, int]]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         if status := _status(int(path.name)):
@@ -94,7 +93,7 @@ def descendants(pid: int) -> list[tuple[int, int]]:
             children.setdefault(parent, []).append((int(path.name), start))
     found, open_ones = [], [pid]
     while open_ones:
-        mine = children.get(open_ones.pop(), [])
+        mine = [child for child in children.get(open_ones.pop(), []) if child not in besides]
         found += mine
         open_ones += [child for child, _ in mine]
     return found

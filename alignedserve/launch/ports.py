@@ -54,6 +54,8 @@ def claimed(host: str, port: int) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as claim:
         try:
             claim.bind(f"\0alignedserve-serve:{host}:{port}")
-        except OSError:
-            raise ValueError(f"port={port}: another server is starting on it at {host}") from None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ValueError(f"port={port}: {error}") from None
+            raise ValueError(f"port={port}: another server is starting or stopping on it at {host}") from None
         yield

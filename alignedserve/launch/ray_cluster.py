@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.launch.certificate import make_certificate
+from alignedserve.launch.first_process import hear_nothing
 from alignedserve.launch.leftovers import descendants, end
 
 # the fewest bytes that Ray accepts; its object store is not used
@@ -107,6 +108,8 @@ def _init(**options: Any) -> Any:
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(logging_level=logging.ERROR, **options)
+        # Ray has installed its own handler, which raises SystemExit.
+        hear_nothing()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     return ray

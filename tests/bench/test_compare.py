@@ -234,7 +234,8 @@ def test_a_job_that_ended_before_chat_gives_neither_a_figure_nor_a_verdict() -> 
     ended = replace(measured("b"), lines_per_s=None)
     assert [line.split("|")[-2].strip() for line in table([ended])][-1] == "-"
     assert verdict([measured(), ended]) == "No verdict: chat ran beside no job for some of the time on b."
-    assert ended.as_dict()["lines_per_s"] is None
+    assert (ended.as_dict()["lines_per_s"], ended.as_dict()["has_job_lasted"]) == (None, False)
+    assert measured().as_dict()["has_job_lasted"] is True
 
 
 def test_servers_have_their_labels_and_keys() -> None:

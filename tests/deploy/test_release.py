@@ -85,7 +85,10 @@ def test_one_machine_or_a_rehearsal_can_be_asked_for() -> None:
 def test_a_rehearsal_goes_on_where_a_release_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/kept").touch()
     monkeypatch.setattr(release, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(release, "REHEARSAL", tmp_path / "build/rehearsal")
     monkeypatch.setattr(release, "COMPILERS", {"x86_64": "no-such-compiler"})
     monkeypatch.setattr(release, "report", lambda wheel, root: {})
     monkeypatch.setattr("deploy.sbom.read", lambda report: {})
@@ -96,7 +99,8 @@ def test_a_rehearsal_goes_on_where_a_release_stops(
     said = capsys.readouterr().out
     assert "A release would stop here: no-such-compiler is not installed\n" in said
     assert said.endswith("This was a rehearsal\n")
-    assert {each.suffix for each in (tmp_path / "dist").iterdir()} == {".gz", ".whl", ""}
+    assert {each.suffix for each in (tmp_path / "build/rehearsal").iterdir()} == {".gz", ".whl", ""}
+    assert [each.name for each in (tmp_path / "dist").iterdir()] == ["kept"]
 
 
 @builds

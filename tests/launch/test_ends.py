@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from alignedserve.launch.signals import ENDING
 from alignedserve.version import __version__
 from benchmarks.footprint import Footprint
 from tests.launch import signalled_serve
-from tests.launch.server import EXACT, POOL, START_S, starting, until
+from tests.launch.server import EXACT, POOL, START_S, Server, starting, until
 from tests.launch.streams import ask_all, engine_alone
 
 pytestmark = pytest.mark.slow
@@ -86,24 +88,48 @@ def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
         assert server.lines[-1] == "stopped" and "Traceback" not in server.output
 
 
-# The start has some 18,000 events until it is ready. The first 3,000 are in the first process.
-MOMENTS = (*range(50, 3_000, 370), *range(3_000, 17_000, 700))
+# Shares of the events of the first process, from the first import on, and of those of the launcher until it is ready.
+# The number of events differs a little from start to start.
+MOMENTS = (*((0, n / 80) for n in range(2, 78, 10)), *((1, n / 200) for n in range(0, 190, 10)))
+
+
+@contextmanager
+def signalled(event: int, number: int, counts: Path) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(signalled_serve.EVENT, str(event))
+        patch.setenv(signalled_serve.SIGNAL, str(int(number)))
+        patch.setenv(signalled_serve.COUNTS, str(counts))
+        counts.touch()
+        with starting(*POOL, program=signalled_serve.__name__) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def num_events(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
+    """The numbers of events of a start without a signal: until there is a launcher, and until it is ready."""
+    counts = tmp_path_factory.mktemp("counts") / "counts"
+    with signalled(-1, 0, counts) as server:
+        server.until_ready()
+        first, launcher = counts.read_text().split()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0, server.output
+    return int(first), int(launcher)
 
 
 @pytest.mark.parametrize(
-    ("event", "number"),
+    ("moment", "number"),
     [
-        pytest.param(event, ENDING[place % 3], marks=pytest.mark.drawn(one_in=9))
-        for place, event in enumerate(MOMENTS)
+        pytest.param(moment, ENDING[place % 3], marks=pytest.mark.drawn(one_in=9))
+        for place, moment in enumerate(MOMENTS)
     ],
     ids=str,
 )
 def test_a_signal_at_any_moment_of_the_start_ends_it_at_once(
-    event: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    moment: tuple[int, float], number: signal.Signals, num_events: tuple[int, int], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(signalled_serve.EVENT, str(event))
-    monkeypatch.setenv(signalled_serve.SIGNAL, str(int(number)))
-    with starting(*POOL, program=signalled_serve.__name__) as server:
+    is_launchers, share = moment
+    begin, end = (0, *num_events)[is_launchers : is_launchers + 2]
+    with signalled(begin + round(share * (end - begin)), number, tmp_path / "counts") as server:
         footprint = Footprint(server.pid)
 
         def is_over() -> bool:

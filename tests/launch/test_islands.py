@@ -15,9 +15,9 @@ import pytest
 
 from alignedserve.kvpool.segment import sweep
 from alignedserve.launch.leftovers import descendants
-from benchmarks.footprint import files_of
+from benchmarks.footprint import Footprint, files_of
 from tests.launch import own_ray
-from tests.launch.server import EXACT, POOL, serving, until
+from tests.launch.server import EXACT, POOL, serving, starting, until
 from tests.launch.streams import ask_all, engine_alone
 
 SWEPT_AGE_S = 5
@@ -44,6 +44,19 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
         assert process.stdout
         address, raylet = process.stdout.readline().split()
         yield RayNodes(address, int(raylet), process)
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
+def test_a_signal_while_nodes_are_missing_ends_it(nodes: RayNodes) -> None:
+    with starting("--address", nodes.address, "--min-islands", "3", *POOL) as server:
+        server.until_said("^2 of 3 nodes are there$")
+        footprint = Footprint(server.pid)
+        # also to the launcher, where Ray has a handler of its own
+        server.signal(signal.SIGTERM, whole_group=True)
+        assert server.wait() == 0, server.output
+        assert server.lines[-1] == "stopped" and "Traceback" not in server.output
+        footprint.check_gone()
 
 
 @pytest.mark.slow

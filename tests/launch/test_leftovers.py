@@ -95,12 +95,16 @@ def test_an_address_is_claimed_by_one_server() -> None:
     port = free_port("127.0.0.1")
     with claimed("127.0.0.1", port):
         check_address("127.0.0.1", port)
-        line = f"^port={port}: another server is starting on it at 127.0.0.1$"
+        line = f"^port={port}: another server is starting or stopping on it at 127.0.0.1$"
         with pytest.raises(ValueError, match=line), claimed("127.0.0.1", port):
             pass
         with claimed("127.0.0.2", port):
             pass
     with claimed("127.0.0.1", port):
+        pass
+    # longer than a socket's name may be
+    host = 100 * "a"
+    with pytest.raises(ValueError, match="^port=1: .*too long"), claimed(host, 1):
         pass
 
 

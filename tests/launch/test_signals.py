@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from alignedserve.launch.first_process import Orders, _Child, run_in_child
-from alignedserve.launch.leftovers import descendants
+from alignedserve.launch.leftovers import descendants, end
 from alignedserve.launch.process_supervisor import ProcessFailed
 from alignedserve.launch.signals import on_signals
 from tests.launch.forked import in_a_fork
@@ -70,6 +72,55 @@ def test_what_nohup_starts_does_not_hear_of_terminals() -> None:
     assert in_a_fork(hear, signal.SIGHUP, signal.SIGTERM, signal.SIG_IGN) == 1
 
 
+def hear_two_at_once(moment: int) -> tuple[int, bool]:
+    """Sends a second signal with the profiler's event of this number, counted from the first one. Returns how often the
+    launcher was told to stop, and whether there was such an event."""
+    child = _Child(count_orders)
+    numbers, is_sent = count(), False
+
+    def on_event(frame: object, event: str, arg: object) -> None:
+        nonlocal is_sent
+        if next(numbers) == moment:
+            is_sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def came(number: int) -> None:
+        if number == signal.SIGTERM:
+            sys.setprofile(on_event)
+        child.came(number)
+        if number == signal.SIGTERM:
+            sys.setprofile(None)
+
+    on_signals(came)
+    select.select([child._reports], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.close(child._orders)
+    try:
+        child.outcome(child.wait())
+    except ValueError as told:
+        return int(str(told)), is_sent
+    raise AssertionError("it did not count")
+
+
+def test_two_signals_at_once_are_two_orders() -> None:
+    for moment in count():
+        told, is_sent = in_a_fork(hear_two_at_once, moment)
+        if not is_sent:
+            break
+        assert told == 2, f"the second one at event {moment}"
+    assert moment > 5
+
+
+def wait_for_nodes(orders: Orders) -> None:
+    orders.up()
+    os.kill(os.getppid(), signal.SIGTERM)
+    orders.pause(60)
+
+
+def test_an_order_ends_a_launcher_that_waits_for_nodes() -> None:
+    assert in_a_fork(run_in_child, wait_for_nodes) is False
+
+
 def wait_for_ever(orders: Orders) -> None:
     """With a process that ignores all but SIGKILL, and has another parent when its own is killed."""
     subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP; sleep 600 & wait"])
@@ -78,11 +129,36 @@ def wait_for_ever(orders: Orders) -> None:
 
 
 def start_and_be_signalled() -> tuple[bool, list[tuple[int, int]]]:
-    return run_in_child(wait_for_ever, spare=0), descendants(os.getpid())
+    return run_in_child(wait_for_ever), descendants(os.getpid())
 
 
 def test_a_signal_during_the_start_ends_all_that_was_begun() -> None:
     assert in_a_fork(start_and_be_signalled) == (False, [])
+
+
+def start_beside_another() -> tuple[bool, bool]:
+    """As from a shell that started another program and then became this one. That program starts one more meanwhile.
+    Returns whether both are left, and nothing else is."""
+    script = "read line; sleep 600 & echo started; wait"
+    other = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def work(orders: Orders) -> None:
+        assert other.stdin and other.stdout
+        os.write(other.stdin.fileno(), b"\n")
+        os.read(other.stdout.fileno(), 10)
+        subprocess.Popen(["sleep", "600"])
+
+    is_done = run_in_child(work)
+    left = descendants(os.getpid())
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    other.wait()
+    end(set(left))
+    return is_done, left[:1] == [(other.pid, left[0][1])] and len(left) == 2
+
+
+def test_what_ran_before_is_left_alone() -> None:
+    assert in_a_fork(start_beside_another) == (True, True)
 
 
 def fail(orders: Orders) -> None:
@@ -99,7 +175,7 @@ FAILS: list[str] = []
 def failure(kind: str) -> str:
     FAILS[:] = [kind]
     try:
-        run_in_child(fail, spare=0)
+        run_in_child(fail)
     except (ValueError, RuntimeError, SystemExit) as error:
         return repr(error)
     return "none"
@@ -123,7 +199,7 @@ def be_killed(orders: Orders) -> None:
 
 def after_a_kill() -> str:
     with pytest.raises(RuntimeError) as caught:
-        run_in_child(be_killed, spare=0)
+        run_in_child(be_killed)
     return str(caught.value)
 
 

@@ -11,7 +11,7 @@ import { Poll } from "./poll.js";
 import { Processes } from "./processes.js";
 import { readingOf } from "./reading.js";
 import { Samples } from "./samples.js";
-import { showAbout, showAway, showHealth } from "./state.js";
+import { isUp, showAbout, showAway, showHealth } from "./state.js";
 import { Traffic } from "./traffic.js";
 
 const EVERY_MS = 1000;
@@ -55,7 +55,7 @@ async function lookAtAll() {
   keyForm.accepted();
   chat.showModel();
   showAbout(model, counters?.cluster, serverTime);
-  if (counters) showCounters(counters, serverTime, health.status !== "unavailable");
+  if (counters) showCounters(counters, serverTime, isUp(health));
 }
 
 // Another key may read the counts, or may not.

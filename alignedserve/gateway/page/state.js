@@ -6,6 +6,9 @@ import { age } from "./format.js";
 const STOPPING = "this server is stopping";
 const TITLES = { ready: "AlignedServe", degraded: "◐ AlignedServe", bad: "✕ AlignedServe", away: "✕ AlignedServe" };
 
+// Returns whether each kind of process that an answer needs is up. While the server stops, requests finish.
+export const isUp = ({ status, reason }) => status !== "unavailable" || reason === STOPPING;
+
 export function showHealth(health) {
   if (health.status === "ok") show("ready", "● Ready");
   else if (health.status === "degraded") show("degraded", `◐ Degraded: ${whatIsWrong(health)}`);

@@ -62,6 +62,19 @@ def test_it_says_what_is_down(page: Browser, health: dict[str, Any], text: str) 
     assert page.imported("state.js", said) == text
 
 
+@pytest.mark.parametrize(
+    ("health", "is_up"),
+    [
+        ({"status": "degraded", "down": ["decode-0"]}, True),
+        ({"status": "unavailable", "reason": "the router is down"}, False),
+        # Running requests finish, and the history shows them.
+        ({"status": "unavailable", "reason": "this server is stopping"}, True),
+    ],
+)
+def test_a_server_that_drains_is_up(page: Browser, health: dict[str, str], is_up: bool) -> None:
+    assert page.imported("state.js", f"m.isUp({json.dumps(health)})") is is_up
+
+
 # ---- metrics ----
 
 
