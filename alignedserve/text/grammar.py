@@ -90,7 +90,7 @@ class Grammars:
         return compiled.deep_copy()
 
     def _oldest_of_most(self) -> tuple[str, object]:
-        """Returns the key that was used longest ago by the owner who has most."""
+        """Returns the least recently used key of the owner with the most keys."""
         counts = Counter(owner for owner, _ in self._kept)
         most = max(counts.values())
         return next(key for key in self._kept if counts[key[0]] == most)

@@ -221,7 +221,6 @@ FOREIGN: dict[str, Any] = {
     "dry_multiplier": 0.8,
     "guided_json": {},
     "input_ids": [1, 2],
-    "json_schema": {},
     "logprob_token_ids": [1],
     "lora_path": "x",
     "mirostat": 2,
