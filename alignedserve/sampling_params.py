@@ -147,6 +147,11 @@ class SamplingParams:
             found.setdefault(tuple(ids[:-1]), []).append(ids[-1])
         return found
 
+    @cached_property
+    def lengths_before_last(self) -> set[int]:
+        """The numbers of tokens before the last one of bad words."""
+        return {*map(len, self.last_of_bad_words)}
+
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
         """Returns the tokens of the prompt that `truncate_prompt_tokens` keeps."""
         most = self.truncate_prompt_tokens

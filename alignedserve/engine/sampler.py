@@ -16,6 +16,7 @@ from alignedserve.engine.batch import Due
 from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
 from alignedserve.ops.base import BROKEN, CompiledModel, Ops
+from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import GrammarError
 
 # ---- noise -----------------------------------------------------------------------------------------------------------
@@ -51,12 +52,10 @@ MINUS_INFINITY = float("-inf")
 
 
 def constrain(logits: torch.Tensor, request: Request) -> None:
-    """Masks one row of logits in place, after all other edits of logits. Raises GrammarError if no token is left."""
+    """Masks one row of logits in place, after all other edits of logits. Raises GrammarError."""
     if request.matcher is not None:
         _follow_grammar(logits, request)
     params = request.params
-    if params.allowed_token_ids is None and not params.bad_word_ids:
-        return
     if params.allowed_token_ids is not None:
         ids = torch.tensor(params.allowed_token_ids, device=logits.device)
         kept = logits[ids]
@@ -64,17 +63,17 @@ def constrain(logits: torch.Tensor, request: Request) -> None:
         logits[ids] = kept
     if banned := _ends_of_bad_words(request):
         logits[torch.tensor(banned, device=logits.device)] = MINUS_INFINITY
-    if not bool((logits > MINUS_INFINITY).any()):
-        name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
-        raise GrammarError(
-            f"{name}: the parameters of this request together leave no token that may come next"
-        )
+
+
+def _no_token_left(params: SamplingParams) -> GrammarError:
+    name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
+    return GrammarError(f"{name}: the parameters of this request together leave no token that may come next")
 
 
 def _ends_of_bad_words(request: Request) -> list[int]:
     """Returns the tokens that would complete a bad word."""
     output, last_of = request.output, request.params.last_of_bad_words
-    lengths = {len(before) for before in last_of if len(before) <= len(output)}
+    lengths = (length for length in request.params.lengths_before_last if length <= len(output))
     ends = (last_of.get(tuple(output[len(output) - length :]), ()) for length in lengths)
     return [token for tokens in ends for token in tokens]
 
@@ -192,7 +191,8 @@ def _keys(due: Due) -> torch.Tensor:
 
 
 def _edit_all(logits: torch.Tensor, due: Due) -> dict[int, GrammarError]:
-    failed = {}
+    failed: dict[int, GrammarError] = {}
+    has_some: dict[int, torch.Tensor] = {}
     for row in due.edited:
         request = due.requests[row]
         edit(logits[row], request)
@@ -200,7 +200,13 @@ def _edit_all(logits: torch.Tensor, due: Due) -> dict[int, GrammarError]:
             constrain(logits[row], request)
         except GrammarError as error:
             failed[row] = error
-    return failed
+            continue
+        if request.params.allowed_token_ids is not None or request.params.bad_word_ids:
+            has_some[row] = (logits[row] > MINUS_INFINITY).any()
+    # Waits for the device once, for all rows.
+    found = torch.stack([*has_some.values()]).tolist() if has_some else []
+    empty = [row for row, is_left in zip(has_some, found, strict=True) if not is_left]
+    return failed | {row: _no_token_left(due.requests[row].params) for row in empty}
 
 
 def edit(logits: torch.Tensor, request: Request) -> None:

@@ -62,6 +62,20 @@ local function items_in(index)
 end
 """
 
+# Finds items by their ids, the arguments from `first` on. Returns per id where its first item begins and ends, or nil.
+ITEMS = (
+    ITEMS_IN
+    + """
+local function items_named(index, first)
+  local names, begins, ends = items_in(index)
+  local spans, found = {}, {}
+  for at = #names, 1, -1 do spans[names[at]] = {begins[at], ends[at]} end
+  for at = first, #ARGV do found[#found + 1] = spans[ARGV[at]] or false end
+  return found
+end
+"""
+)
+
 # A page of items. Returns nothing if there is no such item. Otherwise returns '1' if there are more; the position after
 # which the next page begins; and per item its id, begin and end.
 # Several items may have the same id, since a reference has the id of its item. The next page's start then includes the
@@ -206,19 +220,13 @@ return page(redis.call('GET', index_of(id)) or '', after, limit, is_desc)
 """
 )
 
-# Arguments: id; layout; an item's id as JSON. The answer is nil if the layout does not exist. Otherwise: where the item
-# begins and ends, or nothing.
-ITEM = (
+# Arguments: id; layout; ids of items as JSON. The answer is nil if the layout does not exist.
+NAMED_ITEMS = (
     CONVERSATIONS
-    + ITEMS_IN
+    + ITEMS
     + """
-local id, layout, wanted = unpack(ARGV)
-if field(id, 'layout') ~= layout then return false end
-local names, begins, ends = items_in(redis.call('GET', index_of(id)) or '')
-for at, name in ipairs(names) do
-  if name == wanted then return {begins[at], ends[at]} end
-end
-return {}
+if field(ARGV[1], 'layout') ~= ARGV[2] then return false end
+return items_named(redis.call('GET', index_of(ARGV[1])) or '', 3)
 """
 )
 

@@ -54,11 +54,11 @@ class RedisConversations(RedisParts, ConversationStore):
             raise ResponseGone(head.id)
         return ItemPage.of(found)
 
-    async def item(self, head: ConversationHead, name: bytes) -> Span | None:
-        found = await self._run(scripts.ITEM, head.id, head.layout, name)
+    async def items(self, head: ConversationHead, names: Sequence[bytes]) -> list[Span | None]:
+        found = await self._run(scripts.NAMED_ITEMS, head.id, head.layout, *names)
         if found is None:
             raise ResponseGone(head.id)
-        return (found[0], found[1]) if found else None
+        return [each and tuple(each) for each in found]
 
     async def put_state(self, head: ConversationHead, state: bytes) -> None:
         self._checked(await self._run(scripts.PUT_STATE, head.id, state, *self._byte_limits))

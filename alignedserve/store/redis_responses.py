@@ -22,6 +22,7 @@ from alignedserve.store.response_scripts import (
     ADMIT,
     DELETE,
     ITEM_PAGE,
+    NAMED_ITEMS,
     REPLACE,
     TAKE,
 )
@@ -34,6 +35,7 @@ from alignedserve.store.responses import (
     ResponseHead,
     ResponseId,
     ResponseStore,
+    Span,
     Turn,
     sizes_of,
 )
@@ -81,6 +83,12 @@ class RedisResponses(RedisParts, ResponseStore):
         if found is None:
             raise ResponseGone(response_id)
         return ItemPage.of(found)
+
+    async def items(self, response_id: ResponseId, names: Sequence[bytes]) -> list[Span | None]:
+        found = await self._run(NAMED_ITEMS, response_id, *names)
+        if found is None:
+            raise ResponseGone(response_id)
+        return [each and tuple(each) for each in found]
 
     async def replace(
         self,

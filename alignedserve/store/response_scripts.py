@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.store.conversation_scripts import CONVERSATIONS, PAGE
+from alignedserve.store.conversation_scripts import CONVERSATIONS, ITEMS, PAGE
 from alignedserve.store.redis_deliveries import DELIVER
 from alignedserve.store.responses import PARTS
 
@@ -245,6 +245,16 @@ ITEM_PAGE = (
 local id, after, limit, is_desc = unpack(ARGV)
 local index = redis.call('GET', part(id, 'item_index'))
 return index and page(index, after, limit, is_desc)
+"""
+)
+
+# Arguments: id; ids of input items as JSON. The answer is nil if the response does not exist.
+NAMED_ITEMS = (
+    _PARTS
+    + ITEMS
+    + """
+local index = redis.call('GET', part(ARGV[1], 'item_index'))
+return index and items_named(index, 2)
 """
 )
 

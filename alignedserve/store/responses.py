@@ -154,6 +154,10 @@ class ResponseStore(ABC):
         `last_id` of a page. Raises ResponseGone."""
 
     @abstractmethod
+    async def items(self, response_id: ResponseId, names: Sequence[bytes]) -> list[Span | None]:
+        """Returns for each id, given as JSON, the position of the first input item with it. Raises ResponseGone."""
+
+    @abstractmethod
     async def replace(
         self,
         old: ResponseHead,
@@ -255,9 +259,8 @@ class ConversationStore(ABC):
         """See ResponseStore. Raises ResponseGone, also for another layout."""
 
     @abstractmethod
-    async def item(self, head: ConversationHead, name: bytes) -> Span | None:
-        """Returns the position of the first item with this id, given as JSON. Raises ResponseGone, also for another
-        layout."""
+    async def items(self, head: ConversationHead, names: Sequence[bytes]) -> list[Span | None]:
+        """See ResponseStore. Raises ResponseGone, also for another layout."""
 
     @abstractmethod
     async def put_state(self, head: ConversationHead, state: bytes) -> None:

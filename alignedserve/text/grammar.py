@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from alignedserve.types import InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Compiled grammars that are kept. A typical one takes a few hundred KB.
+# Compiled grammars that are kept, of all owners. A typical one takes a few hundred KB.
 MAX_KEPT = 128
 
 
@@ -85,9 +85,15 @@ class Grammars:
         compiled = self._compile(wanted)
         with self._lock:
             self._kept[owner, wanted.identity] = compiled
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[self._oldest_of_most()]
         return compiled.deep_copy()
+
+    def _oldest_of_most(self) -> tuple[str, object]:
+        """Returns the least recently used key of the owner with the most keys."""
+        counts = Counter(owner for owner, _ in self._kept)
+        most = max(counts.values())
+        return next(key for key in self._kept if counts[key[0]] == most)
 
     @property
     def vocab_size(self) -> int:

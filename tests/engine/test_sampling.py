@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from alignedserve.engine.batch import Due
+from alignedserve.engine.request import Request
+from alignedserve.engine.sampler import _edit_all
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestId
 from tests import tiny_models
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, greedy, prompts
@@ -173,6 +179,28 @@ def test_a_request_without_a_possible_token_ends_alone(engine: LocalInstance) ->
     assert [event.finish_reason for event in found] == ["error"]
     assert str(found[0].error).startswith("allowed_token_ids: ")
     assert len(other) == 5
+
+
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts numbers that are read from tensors one by one. On a GPU each waits for all work before it."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **kwargs or {})
+
+
+def test_whether_a_token_is_left_is_read_once_for_all_rows() -> None:
+    impossible = greedy_params(5, allowed_token_ids=[7, 8], bad_word_ids=[[8], [7]])
+    many = [impossible, impossible, greedy_params(5, bad_word_ids=[[7]]), impossible]
+    requests = [
+        Request(RequestId(str(number)), np.array([1]), params, 0, frozenset(), 5)
+        for number, params in enumerate(many)
+    ]
+    with Waits() as waits:  # type: ignore[no-untyped-call]
+        failed = _edit_all(torch.zeros(len(many), VOCAB_SIZE), Due(requests))
+    assert waits.num == 0 and sorted(failed) == [0, 1, 3]
 
 
 def test_logit_bias_decides(engine: LocalInstance) -> None:

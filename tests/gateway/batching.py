@@ -98,7 +98,7 @@ async def gateway_on(
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-            httpx2.AsyncClient(base_url=url, timeout=20) as http,
+            httpx2.AsyncClient(base_url=url, timeout=None) as http,
         ):
             yield Gateway(client, http, process)
         process.stop()

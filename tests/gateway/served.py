@@ -85,7 +85,7 @@ async def served_by(
         try:
             async with (
                 openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-                httpx2.AsyncClient(base_url=url, timeout=20) as http,
+                httpx2.AsyncClient(base_url=url, timeout=None) as http,
             ):
                 found = Served(routers[0], client, http, ports[0], process)
                 yield found

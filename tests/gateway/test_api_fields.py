@@ -221,7 +221,6 @@ FOREIGN: dict[str, Any] = {
     "dry_multiplier": 0.8,
     "guided_json": {},
     "input_ids": [1, 2],
-    "json_schema": {},
     "logprob_token_ids": [1],
     "lora_path": "x",
     "mirostat": 2,
@@ -303,11 +302,15 @@ def test_each_name_of_the_switch_for_reasoning_is_read_in_chats(with_tools: Shar
             assert expected != plain
             for body in bodies:
                 assert await prompt_of(body) == expected, body
+                counted = await at.post("/tokenize", {"messages": asked["messages"]} | body)
+                assert counted.json()["tokens"] == expected[0][0], counted.text
+                assert "x-ignored-parameters" not in counted.headers
         assert await prompt_of(THINKING_OFF[0]) != await prompt_of(THINKING_ON[0])
         for name, body in CONTRADICTIONS:
-            response = await at.post(path, {"model": "demo"} | asked | body)
-            assert response.status_code == 400, response.text
-            assert response.json()["error"]["message"].startswith(f"{name}: ")
+            for each in (path, "/tokenize"):
+                response = await at.post(each, {"model": "demo", "messages": asked["messages"]} | body)
+                assert response.status_code == 400, response.text
+                assert response.json()["error"]["message"].startswith(f"{name}: ")
 
     with_tools.play(scenario)
 

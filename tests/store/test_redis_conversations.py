@@ -120,7 +120,7 @@ def test_items_are_added_at_the_end_and_all_is_gone_when_it_is_deleted() -> None
         with pytest.raises(ResponseGone):
             await conversations.item_page(CONVERSATION, None, 5, "asc")
         with pytest.raises(ResponseGone):
-            await conversations.item(CONVERSATION, b'"a"')
+            await conversations.items(CONVERSATION, [b'"a"'])
         assert await num_bytes(store) == 0
         assert not {key for key in await leftovers(store) if "appended" not in key}
 
@@ -173,8 +173,8 @@ def test_a_deleted_item_is_in_no_page_and_not_read() -> None:
         assert (found.num_items, found.layout) == (3, 0) and len(found.spans) == 3
         assert await items_of(conversations) == b"001,003,005"
         assert await names_of(conversations) == [b'"a"', b'"c"', b'"d"', b'"d"']
-        assert await conversations.item(found, b'"c"') == (8, 11)
-        assert await conversations.item(found, b'"b"') is None
+        names = [b'"d"', b'"b"', b'"c"', b'"x"']
+        assert await conversations.items(found, names) == [(16, 19), None, (8, 11), None]
         assert await conversations.item_page(found, b'"b"', 5, "asc") is None
         # what is added goes on behind the gaps
         assert await append(conversations, new("e"))
@@ -184,7 +184,7 @@ def test_a_deleted_item_is_in_no_page_and_not_read() -> None:
         now = await head_of(conversations)
         assert (now.layout, now.spans) == (1, [(0, 11)]) and await num_bytes(store) < before
         assert await items_of(conversations) == b"003,005,001"
-        for look in (conversations.item_page(found, None, 5, "asc"), conversations.item(found, b'"d"')):
+        for look in (conversations.item_page(found, None, 5, "asc"), conversations.items(found, [b'"d"'])):
             with pytest.raises(ResponseGone):
                 await look
         with pytest.raises(ResponseGone):

@@ -132,6 +132,9 @@ def test_a_page_of_items_has_no_more_than_was_asked_for() -> None:
         assert await responses.item_page(name, b'"d"', 5, "asc") is None
         with pytest.raises(ResponseGone):
             await responses.item_page(ResponseId("resp_2"), None, 5, "asc")
+        assert await responses.items(name, [b'"c"', b'"d"', b'"a"']) == [(10, 20), None, (0, 4)]
+        with pytest.raises(ResponseGone):
+            await responses.items(ResponseId("resp_2"), [b'"a"'])
 
     play(scenario)
 

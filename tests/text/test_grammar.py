@@ -12,7 +12,7 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
-from alignedserve.text.grammar import GrammarError, Grammars
+from alignedserve.text.grammar import MAX_KEPT, GrammarError, Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
@@ -70,6 +70,18 @@ def test_choices_may_be_thousands(grammars: Grammars) -> None:
         text, has_ended = walk(grammars, seed, choice=choices)
         assert has_ended and text in choices
     assert {walk(grammars, seed, choice=["1", "12"])[0] for seed in range(10)} == {"1", "12"}
+
+
+def test_an_owner_with_many_grammars_evicts_its_own() -> None:
+    grammars = Grammars(lambda: TOKENIZER, 400, frozenset([EOS]))
+    first, *others = [StructuredOutputsParams(choice=[str(number)]) for number in range(MAX_KEPT + 9)]
+    grammars.compiled(first, "a")
+    for each in others:
+        grammars.compiled(each, "b")
+    assert grammars.matcher(first, "a").is_ready
+    are_ready = [grammars.matcher(each, "b").is_ready for each in others]
+    # The latest ones, in the room that is left.
+    assert are_ready == [False] * 9 + [True] * (MAX_KEPT - 1)
 
 
 def test_a_matcher_that_begins_in_the_middle_goes_on_the_same(grammars: Grammars) -> None:

@@ -121,7 +121,7 @@ def is_continued_by(
 
 
 def can_be_continued(messages: Sequence[Mapping[str, Any]]) -> bool:
-    last = messages[-1]
+    last = messages[-1] if messages else {}
     is_text = last.get("content") is not None and not last.get("tool_calls")
     return is_text and last.get("role") == "assistant"
 

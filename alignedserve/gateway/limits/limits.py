@@ -39,7 +39,8 @@ class CallLimits:
     max_stop_strings: Annotated[int, "maximum stop strings of a request"] = 16
     max_stop_chars: Annotated[int, "maximum characters of a stop string or a bad word"] = 256
     max_token_ids: Annotated[
-        int, "maximum entries of stop_token_ids, logit_bias, allowed_token_ids, bad_words"
+        int,
+        "maximum entries of stop_token_ids, logit_bias, allowed_token_ids, bad_words; and tokens of all bad_words",
     ] = 1024
     max_grammar_bytes: Annotated[int, "maximum bytes of a JSON schema, regex, choice list or grammar"] = (
         64 << 10
@@ -143,13 +144,20 @@ class CallLimits:
             )
 
     def check_prompts(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        """Checks the prompts of a call. `lengths` are in tokens. Raises InvalidRequest that names the limit."""
+        """Checks the prompts and bad words of a call. `lengths` are in tokens. Raises InvalidRequest that names the
+        limit."""
         longest, num_tokens = max(lengths), params.n * sum(lengths)
         if self.max_prompt_tokens is not None and longest > self.max_prompt_tokens:
             raise InvalidRequest(f"prompt: {longest} tokens; at most {self.max_prompt_tokens} are allowed")
         if num_tokens > self.max_call_tokens:
             raise InvalidRequest(
                 f"prompt: {num_tokens} tokens (all prompts, n times); at most {self.max_call_tokens} are allowed"
+            )
+        num_of_words = sum(map(len, params.bad_word_ids or ()))
+        if num_of_words > self.max_token_ids:
+            raise InvalidRequest(
+                f"bad_words: {num_of_words} tokens (with and without a space before each word); "
+                f"at most {self.max_token_ids} are allowed"
             )
         if params.prompt_logprobs is None:
             return

@@ -107,6 +107,37 @@ class ReasoningConfig(BodyFields):
     exclude: bool | None = None
 
 
+class ReasoningFields(BodyFields):
+    """How much a model reasons, in the fields of several APIs."""
+
+    # Only for templates that support it. OpenAI's levels; "none": no reasoning.
+    reasoning_effort: str | None = None
+    # The same in the APIs of OpenRouter, of DeepSeek and Z.ai, and of Qwen.
+    reasoning: ReasoningConfig | None = None
+    thinking: ThinkingConfig | None = None
+    enable_thinking: bool | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """The reasoning effort. Raises InvalidRequest if parameters contradict each other."""
+        levels = {self.reasoning_effort, self.reasoning.effort if self.reasoning else None} - {None}
+        if len(levels) > 1:
+            raise InvalidRequest("reasoning.effort: differs from reasoning_effort")
+        level = next(iter(levels), None)
+        switches = {
+            self.reasoning.enabled if self.reasoning else None,
+            self.thinking.type != "disabled" if self.thinking else None,
+            self.enable_thinking,
+            None if level is None else level != "none",
+        } - {None}
+        if len(switches) > 1:
+            name = "enable_thinking" if self.thinking is None else "thinking"
+            raise InvalidRequest(f"{name}: other parameters turn the reasoning on, or off")
+        if level is None and switches:
+            return "medium" if True in switches else "none"
+        return level
+
+
 class ChoicesBody(GenerationBody):
     """The fields that completions and chats share."""
 
@@ -212,7 +243,7 @@ class CompletionBody(ChoicesBody):
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
-class ChatBody(ChoicesBody, AnyChatBody):
+class ChatBody(ChoicesBody, AnyChatBody, ReasoningFields):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "audio": ": the output is text",
@@ -232,12 +263,6 @@ class ChatBody(ChoicesBody, AnyChatBody):
     # The default is auto if there are tools.
     tool_choice: AnyChoice | None = None
     parallel_tool_calls: bool | None = None
-    # How much a model reasons, if its template supports that. OpenAI's levels; "none": no reasoning.
-    reasoning_effort: str | None = None
-    # The same in the APIs of OpenRouter, of DeepSeek and Z.ai, and of Qwen.
-    reasoning: ReasoningConfig | None = None
-    thinking: ThinkingConfig | None = None
-    enable_thinking: bool | None = None
     # vLLM's fields: the answer continues the last message; and it has the text of that message, too.
     continue_final_message: bool | None = None
     echo: bool | None = None
@@ -263,31 +288,11 @@ class ChatBody(ChoicesBody, AnyChatBody):
         tools, choice = offered(self.tools, self.tool_choice)
         one_at_most = self.parallel_tool_calls is False
         is_continued = is_continued_by(self.continue_final_message, self.add_generation_prompt, self.messages)
-        return Conversation(self.messages, tools, choice, one_at_most, self._effort, is_continued)
+        return Conversation(self.messages, tools, choice, one_at_most, self.effort, is_continued)
 
     @property
     def shows_reasoning(self) -> bool:
         return super().shows_reasoning and not (self.reasoning and self.reasoning.exclude)
-
-    @property
-    def _effort(self) -> str | None:
-        """The reasoning effort. Raises InvalidRequest if parameters contradict each other."""
-        levels = {self.reasoning_effort, self.reasoning.effort if self.reasoning else None} - {None}
-        if len(levels) > 1:
-            raise InvalidRequest("reasoning.effort: differs from reasoning_effort")
-        level = next(iter(levels), None)
-        switches = {
-            self.reasoning.enabled if self.reasoning else None,
-            self.thinking.type != "disabled" if self.thinking else None,
-            self.enable_thinking,
-            None if level is None else level != "none",
-        } - {None}
-        if len(switches) > 1:
-            name = "enable_thinking" if self.thinking is None else "thinking"
-            raise InvalidRequest(f"{name}: other parameters turn the reasoning on, or off")
-        if level is None and switches:
-            return "medium" if True in switches else "none"
-        return level
 
     def sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:

@@ -18,12 +18,12 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
-from alignedserve.gateway.openai.bodies import Messages
+from alignedserve.gateway.openai.bodies import Messages, ReasoningFields
 from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
 from alignedserve.gateway.tools.harmony import effort_of
 
 
-class TokenizeBody(BodyFields):
+class TokenizeBody(ReasoningFields):
     refused: ClassVar[Mapping[str, str]] = {
         "chat_template": ": the model's own is used",
     }
@@ -41,7 +41,6 @@ class TokenizeBody(BodyFields):
     # Fields of a chat that change its prompt.
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: AnyChoice | None = None
-    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 
@@ -90,7 +89,7 @@ def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str
     ignored = ["tools"] if tools and not model.has_place_for_tools else []
     if ignored:
         tools = []
-    effort = body.reasoning_effort
+    effort = body.effort
     if model.writes_harmony(has_tools=bool(tools)):
         effort = effort_of(effort)
     variables = {

@@ -357,6 +357,7 @@ def with_tools() -> Iterator[SharedGateway]:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "type 'image'"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
         *(({"messages": asked_with_result(content)}, "must be a string or a list") for content in ODD),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL | {"name": "a b"}]}, "'a b' is not a valid tool name"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.bad_words import with_bad_word_ids
 from tests.gateway.scripted import MODEL, TOKENIZER
@@ -42,6 +43,28 @@ def test_what_limits_the_tokens_arrives(path: str, body: dict[str, Any], gateway
         expected = with_bad_word_ids(SamplingParams(bad_words=given["bad_words"]), TOKENIZER).bad_word_ids
         assert after.params.bad_word_ids == expected and not after.params.bad_words
         assert after.prompt == before.prompt[-2:]
+
+    gateway.play(scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS[:2])
+def test_the_tokens_of_bad_words_are_limited_together(
+    path: str, body: dict[str, Any], gateway: SharedGateway
+) -> None:
+    """Each of 256 choices has them."""
+
+    async def scenario(at: Served) -> None:
+        most = CallLimits().max_token_ids
+        word = "z9" * 32
+        num_tokens = len(TOKENIZER.encode(word))
+        for num_words in (most // num_tokens, most // num_tokens + 1, most):
+            answer = await at.post(path, body | {"n": 256, "max_tokens": 1, "bad_words": [word] * num_words})
+            is_allowed = num_words * num_tokens <= most
+            assert answer.status_code == (200 if is_allowed else 400), answer.text[:500]
+            if not is_allowed:
+                assert answer.json()["error"]["param"] == "bad_words", answer.text
+        ids = [ids for submit in at.router.submitted for ids in submit.request.params.bad_word_ids or ()]
+        assert len(at.router.submitted) == 256 and 0 < sum(map(len, ids)) <= 256 * most
 
     gateway.play(scenario)
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from alignedserve.gateway.generation.chat import PreparedChat, chat_fields
 from alignedserve.gateway.generation.endpoint import Beside, CallContext
 from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece, encode, object_of
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
@@ -52,6 +53,7 @@ class PreparedCompaction(PreparedChat, frozen=True, kw_only=True):
 class CompactionBuilder(ResponsesBuilder):
     asked: bytes = b""
     _collected: CollectedText = field(default_factory=CollectedText)
+    _is_too_long: bool = False
 
     def add(self, delta: ChoiceDelta) -> None:
         self._collected.add(self._reader.feed(delta.text))
@@ -59,10 +61,20 @@ class CompactionBuilder(ResponsesBuilder):
             self._num_reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._collected.add(self._reader.end(is_cut=delta.is_cut))
+            self._is_too_long = delta.finish_reason == "length"
 
     def whole(self, usage: TokenUsage) -> Iterator[Piece]:
+        """Returns the answer. Raises ApiError if the summary is not complete: the conversation would be lost."""
+        if self._is_too_long:
+            message = (
+                f"max_output_tokens: the summary is not complete after {usage.num_completion_tokens} tokens"
+            )
+            raise ApiError(400, message, param="max_output_tokens")
+        summary = self._collected.content.strip()
+        if not summary:
+            raise ApiError(500, "the model has written no summary")
         head = {"id": self.id, "object": "response.compaction", "created_at": self.answering.created}
-        last = encode(compaction_item(self._collected.content.strip()))
+        last = encode(compaction_item(summary))
         output = [b"[", self.asked, b"," if self.asked else b"", last, b"]"]
         return object_of(head | {"usage": self._usage(usage)}, {"output": output})
 

@@ -114,7 +114,7 @@ def _add_stored_items(routes: APIRouter, kept: KeptConversations) -> None:
 async def _span(kept: KeptConversations, head: ConversationHead, item_id: str) -> tuple[int, int]:
     """Returns where the item is. Raises ApiError and ResponseGone."""
     name = _name(item_id)
-    span = None if name is None else await kept.store.item(head, name)
+    [span] = [None] if name is None else await kept.store.items(head, [name])
     if span is None:
         raise ApiError(404, f"Item with id {item_id!r} not found.", param="item_id")
     return span

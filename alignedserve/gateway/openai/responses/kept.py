@@ -180,8 +180,12 @@ class KeptResponses:
                         pieces.append(b"," if pieces else b"[")
                     for begin, end in await self._spans(head, part):
                         pieces += [piece async for piece in self.pieces(head, part, begin, end)]
-        except ResponseGone as gone:
-            raise _no_previous(str(gone)) from None
+        except BaseException as error:
+            # The call may ask again.
+            share.add(-num_bytes)
+            if isinstance(error, ResponseGone):
+                raise _no_previous(str(error)) from None
+            raise
         return EarlierConversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
 
     def pieces(

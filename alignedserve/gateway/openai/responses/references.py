@@ -13,6 +13,7 @@ from alignedserve.gateway.openai.responses.output import PLACE, PLACES
 from alignedserve.store import (
     ConversationHead,
     ConversationId,
+    ConversationStore,
     Part,
     ResponseGone,
     ResponseHead,
@@ -25,7 +26,8 @@ from alignedserve.store.responses import Span
 # for the next turn.
 MAX_TURNS = 512
 
-# Called with the size of an item before it is read. Raises ApiError if that is too much.
+# Called with the size of items before they are read. Raises ApiError if that is too much. If they can't be read, it is
+# called with the negative size.
 Admit = Callable[[int], None]
 
 
@@ -41,16 +43,14 @@ async def stored_items(
     if len(by_stem) > MAX_TURNS:
         message = f"input: references to items of more than {MAX_TURNS} responses and conversations"
         raise ApiError(400, message, param="input")
-    found = []
+    found: list[list[Piece]] = []
     for stem, places in by_stem.items() if store else ():
         assert store
         head = await store.head(ResponseId(f"resp_{stem}"))
-        looked_up: Sequence[list[Piece] | None] = []
         if head is None:
-            looked_up = [await _from_conversation(store, stem, name, owner, admit) for name in places]
+            found += await _from_conversation(store, stem, [*places], owner, admit)
         elif head.owner == owner:
-            looked_up = await _from_response(store, head, places, admit)
-        found += [item for item in looked_up if item]
+            found += await _from_response(store, head, places, admit)
     return found
 
 
@@ -65,17 +65,18 @@ async def _from_response(
     async def read(part: Part, *spans: Span) -> list[Piece]:
         return [piece for span in spans async for piece in store.pieces(head, part, *span)]
 
-    async def whole(part: Part) -> bytes:
-        return b"".join(await read(part, (0, head.size_of(part))))
-
     found = []
+    inputs = [name for name, number in numbers.items() if number is None]
     try:
-        places = await whole("places") if any(number is not None for number in numbers.values()) else b""
-        inputs = _spans_in(await whole("item_index")) if None in numbers.values() else {}
+        found_inputs = await store.items(head.id, [*map(encode, inputs)]) if inputs else []
+        spans_of = {name: [span] for name, span in zip(inputs, found_inputs, strict=True) if span}
         for name, number in numbers.items():
             part: Part = "input_items" if number is None else "output"
-            spans = [inputs.get(encode(name), (0, 0))] if number is None else _spans_at(places, number)
-            if any(end > begin for begin, end in spans):
+            if number is None:
+                spans = spans_of.get(name, [])
+            else:
+                spans = _spans_at(b"".join(await read("places", _place_at(head, number))))
+            if spans:
                 admit(sum(end - begin for begin, end in spans))
                 found.append(await read(part, *spans))
     except ResponseGone:
@@ -84,50 +85,48 @@ async def _from_response(
     return found
 
 
-def _spans_at(places: bytes, number: int) -> list[Span]:
-    """Returns the spans of an output item without its log-probabilities. Empty: there is no such item."""
-    numbers = array(PLACE)
-    numbers.frombytes(places)
-    found = numbers[PLACES * number : PLACES * (number + 1)]
-    if not found:
+def _place_at(head: ResponseHead, number: int) -> Span:
+    """Returns where the positions of an output item are. Empty: there is no such item."""
+    size = PLACES * array(PLACE).itemsize
+    end = min(size * (number + 1), head.size_of("places"))
+    return size * number, end
+
+
+def _spans_at(place: bytes) -> list[Span]:
+    """Returns the spans of an output item without its log-probabilities, from its positions if there are any."""
+    if not place:
         return []
-    begin, _, _, logprobs_begin, logprobs_end, end = found
+    numbers = array(PLACE)
+    numbers.frombytes(place)
+    begin, _, _, logprobs_begin, logprobs_end, end = numbers
     return [(begin, logprobs_begin), (logprobs_end, end)]
-
-
-def _spans_in(index: bytes) -> dict[bytes, Span]:
-    """Returns the spans of input items by their ids as JSON (items.index_of)."""
-    spans, begin = {}, 0
-    for line in index.splitlines():
-        stop, _, name = line.partition(b" ")
-        spans[name] = begin, int(stop)
-        # There is a comma between items.
-        begin = int(stop) + 1
-    return spans
 
 
 # ---- of conversations ------------------------------------------------------------------------------------------------
 
 
 async def _from_conversation(
-    store: ResponseStore, stem: str, name: str, owner: str, admit: Admit
-) -> list[Piece] | None:
+    store: ResponseStore, stem: str, names: Sequence[str], owner: str, admit: Admit
+) -> list[list[Piece]]:
     for _ in range(MAX_LOOKS):
         head = await store.conversations.head(ConversationId(f"conv_{stem}"))
         if head is None or head.owner != owner:
             break
         try:
-            return await _item_in(store, head, name, admit)
+            return await _items_in(store.conversations, head, names, admit)
         except ResponseGone:
             continue
-    return None
+    return []
 
 
-async def _item_in(
-    store: ResponseStore, head: ConversationHead, name: str, admit: Admit
-) -> list[Piece] | None:
-    span = await store.conversations.item(head, encode(name))
-    if span is None:
-        return None
-    admit(span[1] - span[0])
-    return [piece async for piece in store.conversations.pieces(head, *span)]
+async def _items_in(
+    conversations: ConversationStore, head: ConversationHead, names: Sequence[str], admit: Admit
+) -> list[list[Piece]]:
+    spans = [span for span in await conversations.items(head, [*map(encode, names)]) if span]
+    num_bytes = sum(end - begin for begin, end in spans)
+    admit(num_bytes)
+    try:
+        return [[piece async for piece in conversations.pieces(head, *span)] for span in spans]
+    except ResponseGone:
+        admit(-num_bytes)
+        raise

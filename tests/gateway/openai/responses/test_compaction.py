@@ -10,7 +10,7 @@ import pytest
 
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.openai.responses.compaction import MAX_SUMMARY_TOKENS
-from tests.gateway.scripted import TOKENIZER
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, SharedGateway, play, served
 from tests.store.redis_process import redis_running
 
@@ -77,6 +77,26 @@ def test_what_can_not_be_compacted_is_refused(gateway: SharedGateway) -> None:
         assert not at.router.submitted
 
     gateway.play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "status", "message"),
+    [
+        ("one two three", {"max_output_tokens": 2}, 400, "max_output_tokens: the summary is not complete"),
+        (" \n", {}, 500, "the model has written no summary"),
+    ],
+)
+def test_a_summary_that_is_empty_or_cut_is_an_error(
+    text: str, given: dict[str, int], status: int, message: str
+) -> None:
+    """The client would go on without its conversation."""
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of(text))) as at:
+            answer = await at.post("/v1/responses/compact", {"input": TURNS} | given)
+            assert answer.status_code == status and message in answer.text, answer.text
+
+    play(scenario)
 
 
 def test_a_stored_conversation_is_compacted_for_its_owner_alone() -> None:

@@ -14,6 +14,8 @@ import pytest
 from openai.types.responses import Response
 
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, ReceivedBody
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.gateway.openai.responses.references import MAX_TURNS
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
@@ -23,6 +25,7 @@ from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_parts import PIECE_BYTES
 from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.scripts import PREFIX
 from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
@@ -900,5 +903,52 @@ def test_an_answer_without_any_text_has_an_empty_message(is_stream: bool) -> Non
             (message,) = found.output
             assert message.type == "message" and message.status == "completed"
             assert [part.text for part in message.content] == [""]
+
+    play_alone(scenario)
+
+
+def test_references_to_items_of_one_conversation_are_looked_up_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_runs, run = 0, RedisConnection.run
+
+    async def counted(redis: RedisConnection, script: str, *args: Any) -> Any:
+        nonlocal num_runs
+        num_runs += "items_named" in script
+        return await run(redis, script, *args)
+
+    monkeypatch.setattr(RedisConnection, "run", counted)
+
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        hello = [{"role": "user", "content": str(number)} for number in range(20)]
+        made = await at.client.conversations.create(items=cast(Any, hello))
+        kept = [each.id async for each in at.client.conversations.items.list(made.id, order="asc")]
+        await create(model="demo", input=referring(*kept))
+        assert num_runs == 1
+        first = await create(model="demo", input=hello)
+        asked = [each.id async for each in at.client.responses.input_items.list(first.id, order="asc")]
+        await create(model="demo", input=referring(*asked))
+        assert num_runs == 2
+        prompts = [submit.request.prompt for submit in at.router.submitted]
+        assert prompts == [TOKENIZER.chat_ids(hello)] * 3
+
+    play(scenario)
+
+
+def test_a_conversation_that_is_gone_takes_no_memory_for_bodies() -> None:
+    async def scenario() -> None:
+        memory = BodyMemory(1 << 20)
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            first = await at.client.responses.create(model="demo", input="Hello.")
+            store = RedisStore(redis.url)
+            try:
+                await store._redis.unlink(f"{PREFIX}response-part:{first.id}:output")
+                with memory.share("") as share:
+                    with pytest.raises(ApiError, match="not found, or not complete"):
+                        await KeptResponses(store.responses, 1 << 20).conversation(first.id, "", share, 0)
+                    assert share.num_bytes == 0
+            finally:
+                await store.close()
 
     play_alone(scenario)
