@@ -39,7 +39,7 @@ class Keys:
         """`owners` come from owners_of. Empty: all requests are allowed. Unless they `are_current`, the launcher may
         have read others since this process was planned."""
         self._owners: Mapping[bytes, str] = dict(owners or {})
-        # Of all lists so far: the counts of all clients include those of owners whose keys were revoked.
+        # The owners in all lists so far: the counts of all clients include those of revoked keys.
         self._counted = {*self._owners.values()}
         # Whether keys may have been revoked that are still in this list.
         self.are_expired = False

@@ -198,13 +198,13 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
             successes.add_metric([tier, reason], of.ended[reason])
         for reason in ("abort", "error", "rejected"):
             failures.add_metric([tier, reason], of.ended[reason])
-        silence.add_metric([tier], of.longest_silence_s(now))
-        open_now = of.kept_so_far(now)
+        open_now = of.open_now(now)
+        silence.add_metric([tier], open_now.longest_silence_s)
         for slo in OBJECTIVES:
             for is_met in (True, False):
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
                 if slo in TOKEN_OBJECTIVES:
-                    so_far.add_metric([tier, slo, str(is_met).lower()], open_now[slo, is_met])
+                    so_far.add_metric([tier, slo, str(is_met).lower()], open_now.kept_so_far[slo, is_met])
     yield from (prompts, outputs, successes, failures, objectives, so_far, silence, predictions)
     webhooks = _counter(
         "webhook_deliveries",

@@ -6,12 +6,13 @@ Values are observed once per token or per request, in the event loop's thread. `
 from __future__ import annotations
 
 import logging
+import math
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from alignedserve.protocol.messages import Attainment
 from alignedserve.timing.sliding import SlidingMaximum
@@ -44,6 +45,8 @@ TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2
 # The kinds of objectives that a request may have, and those of which tokens decide before its end.
 OBJECTIVES = ("ttft", "tbt", "deadline")
 TOKEN_OBJECTIVES = OBJECTIVES[:2]
+# The seconds for which what is read of each open request is used again: each page and each Prometheus asks.
+SCAN_S = 1.0
 
 
 class Histogram:
@@ -77,9 +80,19 @@ class OpenRequest(Protocol):
         """Returns whether it meets this one of TOKEN_OBJECTIVES so far. None: it has none, or no token was due yet."""
 
 
+class OpenNow(NamedTuple):
+    """What the open requests of a tier were like at a time."""
+
+    at_s: float
+    longest_silence_s: float
+    # See `TierMetrics.kept_so_far`.
+    kept_so_far: Counter[tuple[str, bool]]
+
+
 class TierMetrics:
     def __init__(self) -> None:
         self.open: set[OpenRequest] = set()
+        self._open_now = OpenNow(-math.inf, 0.0, Counter())
         # The times between two tokens of a stream, which are silences that are over.
         self.silences = SlidingMaximum()
         self.time_to_first_token = Histogram(FIRST_TOKEN_S)
@@ -102,6 +115,12 @@ class TierMetrics:
         self.predicted_by: Counter[str] = Counter()
         # The number of ended requests with an objective, by its kind (OBJECTIVES) and whether it was met.
         self.objectives: Counter[tuple[str, bool]] = Counter()
+
+    def open_now(self, now: float) -> OpenNow:
+        """Returns what open requests are like, or were like at most SCAN_S ago. There may be thousands."""
+        if now - self._open_now.at_s >= SCAN_S:
+            self._open_now = OpenNow(now, self.longest_silence_s(now), self.kept_so_far(now))
+        return self._open_now
 
     def longest_silence_s(self, now: float) -> float:
         """Returns the longest time of the last minute in which a stream got no token. It may still last."""

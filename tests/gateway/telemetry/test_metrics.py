@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
+from alignedserve.gateway.telemetry.metrics import Histogram, Metrics, TierMetrics
 from alignedserve.gateway.telemetry.telemetry import RequestStats
 from alignedserve.protocol.messages import SCHEDULING_S, Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
@@ -260,7 +260,29 @@ def test_a_token_that_is_due_and_missing_makes_an_open_request_late() -> None:
     assert stats(metrics, now=100.0).keeps("tbt", 999.0) is None, "it has no objective"
 
 
-def test_an_open_request_and_its_silence_are_in_the_text() -> None:
+def test_scrapes_within_a_second_read_open_requests_once() -> None:
+    class Read:
+        num_calls = 0
+
+        def silence_s(self, now: float) -> float:
+            self.num_calls += 1
+            return now - 100.0
+
+        def keeps(self, slo: str, now: float) -> bool | None:
+            self.num_calls += 1
+            return True
+
+    rt, each = TierMetrics(), Read()
+    rt.open.add(each)
+    first = rt.open_now(101.0)
+    assert (first.longest_silence_s, first.kept_so_far["ttft", True]) == (1.0, 1) and each.num_calls == 3
+    assert rt.open_now(101.9) is first and each.num_calls == 3
+    assert rt.open_now(102.0).longest_silence_s == 2.0 and each.num_calls == 6
+
+
+def test_an_open_request_and_its_silence_are_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.telemetry.metrics.SCAN_S", 0.0)
+
     async def scenario() -> None:
         async with observed() as at:
             at.router.allowed = NUM_TOKENS - 2

@@ -287,7 +287,7 @@ def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds() -> N
 
 
 def allows(wanted: Any, text: str) -> bool:
-    matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted)
+    matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted, "")
     output = HARMONY.tokenizer.encode(text)
     return all(matcher.allowed(output[:end])[token] for end, token in enumerate([*output, EOS]))
 
@@ -358,7 +358,7 @@ def test_thoughts_stay_in_the_content_with_their_marks() -> None:
 
 
 def follows(wanted: Any, text: str) -> None:
-    matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted)
+    matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted, "")
     output = HARMONY.tokenizer.encode(text)
     for end, token in enumerate([*output, EOS]):
         assert matcher.allowed(output[:end])[token], HARMONY.tokenizer.decode(output[:end])

@@ -443,7 +443,7 @@ def test_tags_that_are_special_tokens_are_read_all_the_same() -> None:
             assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
             wanted = at.router.submitted[0].request.params.structured_outputs
             assert wanted
-            matcher = Grammars(lambda: tokenizer, 384, frozenset([EOS])).matcher(wanted)
+            matcher = Grammars(lambda: tokenizer, 384, frozenset([EOS])).matcher(wanted, "")
             for end, token in enumerate(said):
                 assert matcher.allowed(said[:end])[token], tokenizer.decode(said[:end])
 
@@ -452,7 +452,7 @@ def test_tags_that_are_special_tokens_are_read_all_the_same() -> None:
 
 def follows(wanted: Any, text: str, tokens: Mapping[str, int] = MappingProxyType({})) -> None:
     """`tokens`: those of texts that are one."""
-    matcher = Grammars(lambda: TOKENIZER, 384, frozenset([EOS])).matcher(wanted)
+    matcher = Grammars(lambda: TOKENIZER, 384, frozenset([EOS])).matcher(wanted, "")
     parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
     output = [
         token for part in parts for token in ([tokens[part]] if part in tokens else TOKENIZER.encode(part))

@@ -74,7 +74,7 @@ class Walk:
 def walk(wanted: StructuredOutputsParams, opening: str, marks: Sequence[str], seed: int) -> Walk | None:
     """Returns None if there are too many tokens."""
     draw = random.Random(seed)
-    matcher = GRAMMARS.matcher(wanted)
+    matcher = GRAMMARS.matcher(wanted, "")
     ways = [TOKENIZER.encode(text) for text in (*WAYS, *marks)]
     output: list[int] = []
     planned, is_opened = TOKENIZER.encode(opening), True
