@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from itertools import chain
 
 import httpx2
 
@@ -58,23 +59,30 @@ async def attack_schemas(target: Target) -> Finding:
 
 async def _flooded(target: Target, kind: str, key: str) -> Finding:
     """Held if each of the other key's calls gets its answer."""
-    calm, flooded, afterwards = list[float](), list[float](), list[float]()
+    calm, flooded, first = list[list[float]](), list[float](), list[float]()
     statuses, sent = Counter[str](), list[str]()
     headers = {"Authorization": f"Bearer {VICTIM}", "Connection": "close"}
     async with httpx2.AsyncClient(base_url=target.url, timeout=20 * target.slack, headers=headers) as http:
         for _ in range(NUM_ROUNDS):
-            calm += await _calls(http, target, WINDOW_S, Counter())
+            calm.append(await _calls(http, target, WINDOW_S, Counter()))
             flood = await _started(target, kind, key)
             flooded += await _calls(http, target, WINDOW_S, statuses)
             sent.append((await flood.communicate())[0].decode().strip())
-            afterwards += await _calls(http, target, 0.0, statuses)
-    usual_s, beside_s = statistics.median(calm), statistics.median(flooded)
-    detail = (
-        f"flood: {', '.join(sent)}; {len(flooded)} calls beside it took {beside_s * 1e3:.0f} ms, "
-        f"{len(calm)} without it {usual_s * 1e3:.0f} ms, the first ones after it {max(afterwards) * 1e3:.0f} ms; "
-        f"{dict(statuses)}"
+            first += await _calls(http, target, 0.0, statuses)
+    before, *after = calm
+    windows = {
+        "before": before,
+        "during": flooded,
+        "first after hanging up": first,
+        "after": [*chain(*after)],
+    }
+    took = ", ".join(
+        f"{name} {statistics.median(times) * 1e3:.0f} ms (at most {max(times) * 1e3:.0f}, {len(times)} calls)"
+        for name, times in windows.items()
     )
-    return Finding(kind, statuses.keys() == {"200"}, detail, beside_s / usual_s)
+    detail = f"flood: {', '.join(sent)}; first token {took}; {dict(statuses)}"
+    ratio = statistics.median(flooded) / statistics.median(chain(*calm))
+    return Finding(kind, statuses.keys() == {"200"}, detail, ratio)
 
 
 async def _started(target: Target, kind: str, key: str) -> asyncio.subprocess.Process:

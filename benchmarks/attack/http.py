@@ -80,11 +80,11 @@ async def attack_unfinished_bodies(target: Target) -> Finding:
     most_kept = TOTAL_BYTES // BODY_BYTES
     for answer in itertools.islice(asyncio.as_completed(begun), NUM_BODIES - most_kept):
         await answer
-    done, waiting = await asyncio.wait(begun, timeout=TIMEOUT_S)
-    for each in waiting:
+    # Those that are held wait for their last piece.
+    found = [str(each.result()) if each.done() else "silence" for each in begun]
+    for each in begun:
         each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    found = [str(each.result()) for each in done] + ["silence"] * len(waiting)
+    await asyncio.gather(*begun, return_exceptions=True)
     counts = {each: found.count(each) for each in sorted(set(found))}
     num_refused = counts.get("503", 0)
     held = NUM_BODIES - num_refused <= most_kept and "200" not in counts

@@ -36,9 +36,12 @@ async def attack_counters_of_all(target: Target) -> Finding:
 
 
 async def attack_predicted_lengths(target: Target) -> Finding:
-    """Sends another key's prompts, and hangs up. An operator sees whether they were recognised."""
+    """Sends another key's prompts, and hangs up. An operator sees whether they were recognised, as that key's are."""
     prompts = [_prompt(number) for number in range(NUM_PROMPTS)]
     async with _client(target, VICTIM) as victim, _client(target, NEWCOMER) as newcomer:
+        for prompt in prompts:
+            await victim.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 16, "temperature": 0})
+        unknown = await _recognised(target)
         for prompt in prompts:
             await victim.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 16, "temperature": 0})
         before = await _recognised(target)
@@ -48,7 +51,9 @@ async def attack_predicted_lengths(target: Target) -> Finding:
             async with newcomer.stream("POST", COMPLETIONS, json=body) as answer:
                 await anext(answer.aiter_bytes(), b"")
         found = await _recognised(target) - before
-    return Finding("lengths of another key's answers", found == 0, f"{found:.0f} of {NUM_PROMPTS} recognised")
+    num_own = before - unknown
+    detail = f"{found:.0f} of {NUM_PROMPTS} recognised, {num_own:.0f} when their own key repeats them"
+    return Finding("lengths of another key's answers", found == 0 < num_own, detail)
 
 
 async def attack_taught_lengths(target: Target) -> Finding:
@@ -117,11 +122,17 @@ TIMED = (attack_schemas_by_time,)
 
 
 async def _error_of(target: Target, http: httpx2.AsyncClient, body: dict[str, Any]) -> float:
-    """Returns the mean relative error of the predicted lengths of three calls."""
-    before = await _sum(target, r"alignedserve:length_prediction_relative_error_sum\{.*\}")
+    """Returns the mean relative error of the predicted lengths of three calls, once it has as many samples."""
+    names = [rf"alignedserve:length_prediction_relative_error_{each}\{{.*\}}" for each in ("sum", "count")]
+    before = [await _sum(target, name) for name in names]
     for _ in range(3):
         await http.post(CHAT, json=body)
-    return (await _sum(target, r"alignedserve:length_prediction_relative_error_sum\{.*\}") - before) / 3
+    while True:
+        error, num_samples = [await _sum(target, name) - was for name, was in zip(names, before, strict=True)]
+        # The stream of the client that watches may be among them.
+        if num_samples >= 3:
+            return error / num_samples
+        await asyncio.sleep(0.05)
 
 
 async def _recognised(target: Target) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.attack.target import Finding
 
-# A stall counts as broken if it is this many times as long as the longest one just before and after the attack, and at
-# least this many seconds, times the slack. A busy machine makes all of them longer.
+# A stall counts as broken if it is this many times as long as the longest one just before the attack, and at least this
+# many seconds, times the slack. A busy machine makes all of them longer.
 MAX_STALL_RATIO, MAX_STALL_S = 5.0, 1.0
 # How many times as long the calls of another key may take.
 MAX_RATIO = 10.0
@@ -47,6 +47,8 @@ class Measured:
     is_settled: bool = True
     # How many times as long as on a quiet machine the attacker's own work took.
     slack: float = 1.0
+    # What the victim saw for some seconds after the attack.
+    after: Watched | None = None
 
 
 def killed(finding: Finding) -> set[int]:
@@ -54,16 +56,10 @@ def killed(finding: Finding) -> set[int]:
     return {int(pid) for pid in re.findall(r"\bkilled (\d+)\b", finding.detail)}
 
 
-def widest(one: Watched, other: Watched) -> Watched:
-    """Returns the longest silences of both."""
-    silence_s, health_s = max(one.silence_s, other.silence_s), max(one.health_s, other.health_s)
-    return replace(one, silence_s=silence_s, health_s=health_s)
-
-
 def objections(
     finding: Finding, measured: Measured, baseline: Watched, hang_s: float | None = None
 ) -> list[str]:
-    """Returns an empty list if the server held. `baseline` was seen around the attack. With `hang_s` no speed counts,
+    """Returns an empty list if the server held. `baseline` was seen before the attack. With `hang_s` no speed counts,
     but a silence of that many seconds does, which is a hang on any machine."""
     return list(_objections(finding, measured, baseline, killed(finding), hang_s))
 
@@ -85,16 +81,21 @@ def _objections(
         if pid not in excused:
             yield f"{name} died"
     yield from measured.watched.wrong
+    if measured.after:
+        yield from (f"{each}, after the attack" for each in measured.after.wrong)
+        if measured.after.num_unwell:
+            yield f"/health said {measured.after.num_unwell} times after the attack that something is wrong"
     if excused:
         # The cost of a process's death is measured elsewhere.
         return
-    for what, seconds, before_s in (
-        ("the victim heard nothing", measured.watched.silence_s, baseline.silence_s),
-        ("/health did not answer", measured.watched.health_s, baseline.health_s),
-    ):
-        most_s = max(MAX_STALL_RATIO * before_s, MAX_STALL_S * measured.slack)
-        if seconds > (most_s if hang_s is None else hang_s):
-            yield f"{what} for {seconds:.2f} s, and {before_s:.2f} s without the attack"
+    for watched in filter(None, (measured.watched, measured.after)):
+        for what, seconds, before_s in (
+            ("the victim heard nothing", watched.silence_s, baseline.silence_s),
+            ("/health did not answer", watched.health_s, baseline.health_s),
+        ):
+            most_s = max(MAX_STALL_RATIO * before_s, MAX_STALL_S * measured.slack)
+            if seconds > (most_s if hang_s is None else hang_s):
+                yield f"{what} for {seconds:.2f} s, and {before_s:.2f} s before the attack"
 
 
 def row(finding: Finding, measured: Measured, baseline: Watched, hang_s: float | None = None) -> str:

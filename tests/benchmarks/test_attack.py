@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.attack.attacks import all_attacks, drawn
 from benchmarks.attack.target import Finding
-from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row, widest
+from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row
 
 BASELINE = Watched(silence_s=0.1, health_s=0.01, num_tokens=500, num_unwell=0, wrong=[])
 HELD = Finding("router.flood", True, "all answered")
@@ -32,6 +32,11 @@ def with_watched(**changes: Any) -> Measured:
         (HELD, with_watched(silence_s=1.2)),
         (HELD, with_watched(health_s=1.2)),
         (HELD, replace(CALM, is_settled=False)),
+        # What an attack leaves behind does not widen what is allowed.
+        (HELD, replace(CALM, after=replace(BASELINE, silence_s=1.2))),
+        (HELD, replace(CALM, after=replace(BASELINE, health_s=1.2))),
+        (HELD, replace(CALM, after=replace(BASELINE, wrong=["a stream broke"]))),
+        (HELD, replace(CALM, after=replace(BASELINE, num_unwell=1))),
         (replace(HELD, ratio=10.1), CALM),
     ],
 )
@@ -61,8 +66,7 @@ def test_what_held_has_one_line(finding: Finding, measured: Measured) -> None:
 
 
 def test_a_busy_machine_widens_what_is_allowed() -> None:
-    around = widest(replace(BASELINE, silence_s=0.9), replace(BASELINE, health_s=0.6))
-    assert (around.silence_s, around.health_s) == (0.9, 0.6)
+    around = replace(BASELINE, silence_s=0.9, health_s=0.6)
     slow = with_watched(silence_s=4.4, health_s=2.9)
     assert objections(HELD, slow, around) == [] != objections(HELD, slow, BASELINE)
     assert objections(HELD, replace(slow, slack=5.0), BASELINE) == []

@@ -2,9 +2,9 @@
 
 A connection belongs to the owner of the last API key that it has shown, and until then to its address. So clients
 behind a proxy, which all have its address, are told apart by their keys. Room for a new connection is taken from the
-holder with the most, and addresses count as one holder beside a key: first the connection idle longest, then the one
-that has waited longest for its client in the middle of a request. A connection is never closed for another while its
-request waits for an answer, nor before it has been read.
+holder with the most, and addresses count as one holder beside a key. The connection idle longest is closed first, then
+the one that has waited longest for its client in the middle of a request. A connection is never closed for another
+while its request waits for an answer, nor before it has been read.
 """
 
 from __future__ import annotations
