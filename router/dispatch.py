@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Prefill, Reserved
 from alignedserve.router.copies import Offers, StagedTransfers
 from alignedserve.router.leaving import Requeuer
 from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.queues import OTHERS
 from alignedserve.router.requests import Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
@@ -62,11 +64,14 @@ class PrefillDispatch:
         num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
         # There may be none with real time.
         share = num_slots // max(queue.turns(True).num_owners, 1)
-        while not queue.is_refused(line) and (request := queue.first(line, self._router.clock.now)):
-            if queue.num_under_way(request) >= share:
-                break
-            queue.take(request)
-            yield request
+        for owner in queue.rt_owners():
+            while not queue.is_refused(line) and (
+                request := queue.first(line, self._router.clock.now, owner)
+            ):
+                if queue.num_under_way(request) >= share:
+                    break
+                queue.take(request)
+                yield request
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
@@ -158,15 +163,43 @@ class DecodeDispatch:
     _staging: StagedTransfers
     _offers: Offers
     _pool: PoolClient
+    # Tokens of others that passed an owner in turn since real time of it was last assigned.
+    _passed: Counter[str] = field(default_factory=Counter)
 
     def assign(self) -> None:
         if not self._router.cluster.pool:
             return
+        queue = self._router.decode_queue
+        in_turn = queue.rt_owners()[0] if queue.competes else None
+        self._assign_shown()
+        if not queue.real_time:
+            self._passed.clear()
+        # If the owner in turn has got all that it wanted, it is the turn of the next one in the next event.
+        first, *others = queue.rt_owners() if queue.competes else [None]
+        if first is None or first != in_turn or not self._may_be_passed(first):
+            return
+        for owner in filter(None, others):
+            queue.show(owner)
+            self._assign_shown(passing=first)
+        queue.show(None)
+
+    def _may_be_passed(self, owner: str) -> bool:
+        """Returns whether others may try, because real time of the owner in turn fits nowhere now. Its first request
+        must not wait forever for room that others take."""
+        first = next(iter(self._router.decode_queue.real_time))
+        has_room = any(
+            view.num_slots_for_rt > 0 and view.num_blocks_for_rt > 0 for view in self._router.cluster.decodes
+        )
+        return has_room and self._passed[owner] < OTHERS * first.num_tokens
+
+    def _assign_shown(self, passing: str | None = None) -> None:
+        """Assigns what the policy chooses of the requests that the queue shows. `passing`: the owner in turn, which
+        others pass with real time."""
         is_search_left_out = False
         for order in self._router.policy.decide(self._router.island):
             if isinstance(order, Assign):
-                self.take(order)
-            elif self._router.decode_queue.competes:
+                self._take(order, passing)
+            elif passing is not None or self._router.decode_queue.competes:
                 is_search_left_out = True
                 self._leave_out(order)
             else:
@@ -174,7 +207,18 @@ class DecodeDispatch:
         if is_search_left_out:
             waiting = routing.real_time_first(self._router.decode_queue)
             for each in routing.assign_in_order(waiting, self._router.cluster.decodes):
-                self.take(each)
+                self._take(each, passing)
+
+    def _take(self, order: Assign, passing: str | None) -> None:
+        if passing is not None:
+            order = replace(order, requests=[each for each in order.requests if each.is_rt])
+            self._passed[passing] += sum(each.num_tokens for each in order.requests)
+        elif self._passed:
+            for each in order.requests:
+                if each.is_rt:
+                    self._passed.pop(each.owner, None)
+        if order.requests:
+            self.take(order)
 
     def _leave_out(self, search: FormBatch | FindNear) -> None:
         """Answers a search that the pool must not see: it would find real time of all owners."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from alignedserve.router.dispatch import DecodeDispatch
-from alignedserve.router.leaving import Eviction
-from alignedserve.router.requests import Phase, RequestState
+from alignedserve.router.leaving import Eviction, Recaller
+from alignedserve.router.requests import RUNNING_PHASES, Phase, RequestState
 from alignedserve.router.state import RouterState
 from alignedserve.router.views import DecodeView
 from alignedserve.scheduling.island import Assign
-from alignedserve.types import RequestKey
+from alignedserve.types import InstanceId, RequestKey
 
 # The most waiting requests for which one event makes room at an instance. The next event goes on.
 MAX_NEWCOMERS = 16
@@ -31,46 +31,74 @@ ITERATIONS_TO_EVICT = 4
 class OwnerRoom:
     _router: RouterState
     _eviction: Eviction
+    _recaller: Recaller
     _decode: DecodeDispatch
+    # Requests for which room was made since the last tick, and which wait all the same: the instance has admitted
+    # others first, or the pool had no room for a victim.
+    _helped: set[RequestKey] = field(default_factory=set)
 
-    def make(self) -> None:
-        """Called after an instance's report, when the policy has assigned what fits. Takes as long as an instance has
-        requests."""
-        if not self._router.prefill_queue.owners_compete:
+    def make(self, sender: InstanceId | None = None) -> None:
+        """Called after an instance's report, and on each tick for all, when the policy has assigned what fits. Takes as
+        long as an instance has requests."""
+        cluster = self._router.cluster
+        if not (self._router.prefill_queue.owners_compete and cluster.pool):
+            self._helped.clear()
             return
-        queue = self._router.decode_queue
-        pooled: Sequence[RequestState] = [
-            each for each in islice(queue, MAX_NEWCOMERS) if self._takes_part(each)
-        ]
-        if queue.real_time:
-            pooled = queue.soonest(MAX_NEWCOMERS, self._router.clock.now)
-        for view in self._router.cluster.decodes:
-            if not view.refused:
+        self._helped = {key for key in self._helped if sender and self._still_waits(key)}
+        pooled = self._pooled()
+        for view in cluster.decodes:
+            if sender in (None, view.instance_id) and not view.refused:
                 pooled = self._make(view, pooled)
 
-    def _make(self, view: DecodeView, pooled: Sequence[RequestState]) -> Sequence[RequestState]:
+    def _still_waits(self, key: RequestKey) -> bool:
+        state = self._find(key)
+        return state is not None and state.phase not in RUNNING_PHASES
+
+    def _pooled(self) -> list[RequestState]:
+        """Returns the soonest requests of each owner in the pool."""
+        queue = self._router.decode_queue
+        pooled: list[RequestState] = []
+        for owner in queue.rt_owners():
+            queue.show(owner)
+            pooled += queue.soonest(MAX_NEWCOMERS, self._router.clock.now)
+        queue.show(None)
+        return pooled or [each for each in islice(queue, MAX_NEWCOMERS) if self._takes_part(each)]
+
+    def _make(self, view: DecodeView, pooled: list[RequestState]) -> list[RequestState]:
         """Makes room for requests that were offered to the instance, or wait in the pool. Returns the pooled ones that
         still find none."""
         offered = [state for key in (*view.near, *view.batch) if (state := self._find(key))]
-        waiting = [*offered, *pooled]
-        if not waiting:
+        by_owner: dict[str, list[RequestState]] = {}
+        for state in (*offered, *pooled):
+            by_owner.setdefault(state.owner, []).append(state)
+        if not by_owner:
             return []
         running = [state for key in view.running if (state := self._router.requests.get(key))]
         room = _Room(view, running)
-        first = min(waiting, key=lambda state: room.num_slots_of[state.owner])
-        if not self._has_waited(first, view):
-            room.keep_best_effort()
-        newcomers = [state for state in waiting if state.owner == first.owner][:MAX_NEWCOMERS]
         chosen = []
-        for newcomer in newcomers:
-            victims = room.make(newcomer)
-            if victims is None:
-                break
-            for victim in victims:
-                self._eviction.begin(victim)
-            chosen.append(newcomer)
+        for owner in sorted(by_owner, key=room.num_slots_of.__getitem__):
+            room.spares_best_effort = not self._has_waited(by_owner[owner][0], view)
+            # Some may have been taken back by now.
+            newcomers = [state for state in by_owner[owner] if not state.leaving]
+            for newcomer in newcomers[:MAX_NEWCOMERS]:
+                victims = room.make(newcomer, may_evict=newcomer.key not in self._helped)
+                if victims is None:
+                    break
+                if victims:
+                    self._helped.add(newcomer.key)
+                    self._clear(victims, offered)
+                chosen.append(newcomer)
         self._offer(view, [state for state in chosen if state.phase is Phase.POOLED])
         return [state for state in pooled if state not in chosen]
+
+    def _clear(self, victims: list[RequestState], offered: list[RequestState]) -> None:
+        """Evicts the victims. Takes back what their owners were offered there: it might be admitted in their place."""
+        owners = {victim.owner for victim in victims}
+        for victim in victims:
+            self._eviction.begin(victim)
+        for state in offered:
+            if state.owner in owners and state.phase is Phase.OFFERED and not state.saving_at:
+                self._recaller.recall(state)
 
     def _offer(self, view: DecodeView, pooled: Sequence[RequestState]) -> None:
         """Offers requests to an instance where all room is promised to others. They would take what becomes free."""
@@ -104,6 +132,8 @@ class _Room:
         self._view = view
         # Best effort goes first, then the youngest: the last one here.
         self._staying = sorted(filter(_may_leave, running), key=lambda state: not state.is_rt)
+        # Whether no best effort leaves, because the policy may still evict it.
+        self.spares_best_effort = False
         leaving = [state for state in running if state.phase is not Phase.RUNNING]
         self._num_slots = view.hello.limits.max_num_seqs - len(view.running) + len(leaving)
         self._num_blocks = view.num_free_blocks + sum(map(self._blocks_of, leaving))
@@ -114,16 +144,13 @@ class _Room:
             if state.phase is Phase.RUNNING:
                 self._count(state, 1)
 
-    def keep_best_effort(self) -> None:
-        self._staying = [state for state in self._staying if state.is_rt]
-
-    def make(self, newcomer: RequestState) -> list[RequestState] | None:
+    def make(self, newcomer: RequestState, may_evict: bool) -> list[RequestState] | None:
         """Returns the requests that must leave so that the newcomer fits, and takes its room; None if they may not."""
         needed = self._blocks_of(newcomer)
         victims: list[RequestState] = []
         num_slots, num_blocks = self._num_slots - 1, self._num_blocks - needed
         while num_slots < 0 or num_blocks < 0:
-            victim = self._victim(newcomer, is_slot_short=num_slots < 0)
+            victim = self._victim(newcomer, is_slot_short=num_slots < 0) if may_evict else None
             if victim is None:
                 return None
             victims.append(victim)
@@ -139,8 +166,9 @@ class _Room:
         def size(state: RequestState) -> int:
             return 1 if is_slot_short else state.num_tokens
 
-        richest = max((state.owner for state in self._staying), key=has.__getitem__, default=newcomer.owner)
-        victim = next((state for state in reversed(self._staying) if state.owner == richest), newcomer)
+        staying = [state for state in self._staying if state.is_rt or not self.spares_best_effort]
+        richest = max((state.owner for state in staying), key=has.__getitem__, default=newcomer.owner)
+        victim = next((state for state in reversed(staying) if state.owner == richest), newcomer)
         if has[richest] - size(victim) < has[newcomer.owner] + size(newcomer):
             return None
         self._staying.remove(victim)

@@ -19,6 +19,9 @@ from alignedserve.scheduling.policy import RouterPart
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 
+# The most owners with waiting real time that are looked at in one event.
+MAX_OWNERS = 16
+
 # ---- for prefill -----------------------------------------------------------------------------------------------------
 
 # Requests before their prefill, the most urgent first, in one line or several, as the policy defines.
@@ -138,7 +141,7 @@ class WaitingLine:
     def held(self) -> Collection[RequestKey]:
         return self._held.keys()
 
-    def take(self, key: RequestKey) -> None:
+    def take(self, key: RequestKey) -> RequestState:
         position = self._positions[key]
         if self._lost:
             is_lost, num_tokens = self._lost[0] is position, position.state.num_missing
@@ -149,6 +152,7 @@ class WaitingLine:
             if len(self._turns) > MOST_REMEMBERED:
                 del self._turns[next(iter(self._turns))]
         self.discard(key)
+        return position.state
 
     def first(self, now: float) -> RequestState | None:
         """Returns the next request to start, without removing it."""
@@ -228,8 +232,10 @@ class Line:
 
     def take(self, request: RoutedRequest) -> None:
         own = self._of[request.owner]
-        own.take(request.key)
-        self.turns.had_turn(request.owner, request.num_missing)
+        state = own.take(request.key)
+        # A request that the pool has refused has been counted already.
+        self.turns.had_turn(state.owner, max(state.num_missing - state.num_counted, 0))
+        state.num_counted = max(state.num_missing, state.num_counted)
         self._left(request.owner, own)
 
     def _left(self, owner: str, own: WaitingLine) -> None:
@@ -251,10 +257,15 @@ class Line:
             self._of[owner].release(keys)
             self._order.add(owner)
 
-    def first(self, now: float) -> RequestState | None:
-        """Returns the next request to start, without removing it."""
-        owner = self.next_owner
-        return None if owner is None else self._of[owner].first(now)
+    def first(self, now: float, owner: str | None = None) -> RequestState | None:
+        """Returns the next request to start, without removing it. `owner`: the one of this owner, with or without its
+        turn."""
+        owner = self.next_owner if owner is None else owner
+        return None if owner is None or owner not in self._of else self._of[owner].first(now)
+
+    def owners(self) -> list[str]:
+        """Returns the owners of waiting requests, the least served first."""
+        return sorted(self._of, key=self.turns.served)
 
     def soonest(self, count: int, now: float) -> list[tuple[RequestState, float]]:
         owner = self.next_owner
@@ -330,6 +341,10 @@ class PrefillQueue:
     def next_owner(self, is_rt: bool) -> str | None:
         """Returns the owner of the next prompt in the line of this class."""
         return self._lines[self._policy.line(is_rt)].next_owner
+
+    def rt_owners(self) -> list[str]:
+        """Returns up to MAX_OWNERS owners with requests in the line of real time, the least served first."""
+        return self._lines[self._policy.line(True)].owners()[:MAX_OWNERS]
 
     def num_under_way(self, request: RoutedRequest) -> int:
         """Returns how many requests of this owner, in the line of this class, have started and not ended."""
@@ -435,9 +450,9 @@ class PrefillQueue:
         num_asking = sum(map(self.reserving.count, classes))
         return self._lines[line].is_refused or num_asking >= self._lines[line].most_asking
 
-    def first(self, line: int, now: float) -> RequestState | None:
+    def first(self, line: int, now: float, owner: str | None = None) -> RequestState | None:
         for _ in range(MAX_HELD):
-            state = self._lines[line].first(now)
+            state = self._lines[line].first(now, owner)
             if state is None:
                 return None
             if state.phase is not Phase.QUEUED:
@@ -459,7 +474,6 @@ class PrefillQueue:
 
 
 # ---- for decode ------------------------------------------------------------------------------------------------------
-
 
 # (when it is lost without its next token, number of additions before it, key) of a real-time request
 Lost = tuple[float, int, RequestKey]
@@ -502,6 +516,8 @@ class _PooledClass:
         self._turns = turns
         self.of: dict[str, _Pooled] = {}
         self._order = OwnerOrder(turns, self.of.__contains__)
+        # The owner that is shown instead of the one that has the turn.
+        self.shown: str | None = None
 
     def add(self, state: RequestState, lost: Lost | None = None) -> None:
         self.of.setdefault(state.owner, _Pooled()).add(state, lost)
@@ -521,9 +537,14 @@ class _PooledClass:
 
     @property
     def next(self) -> _Pooled:
-        """The requests of the owner that has the turn."""
-        owner = self._order.first()
-        return _NOTHING if owner is None else self.of[owner]
+        """The requests of the owner that has the turn, or is shown."""
+        owner = self._order.first() if self.shown is None else self.shown
+        return _NOTHING if owner is None else self.of.get(owner, _NOTHING)
+
+    def in_turn(self) -> list[str]:
+        """Returns the owners, the least served first."""
+        first = self._order.first()
+        return sorted(self.of, key=lambda owner: (owner != first, self._turns.served(owner)))
 
     def check_turns(self) -> None:
         self._order.check(self.of)
@@ -535,7 +556,7 @@ _NOTHING = _Pooled()
 class DecodeQueue:
     """Requests that wait in the pool for a decode instance.
 
-    Policies see real time of one owner only, the one that has the turn, and all best effort."""
+    Policies see real time of one owner only, the one that has the turn or is shown, and all best effort."""
 
     def __init__(self, rt_turns: OwnerTurns, be_turns: OwnerTurns) -> None:
         # In order of arrival.
@@ -554,6 +575,14 @@ class DecodeQueue:
     @property
     def owners(self) -> set[str]:
         return {*self._rt.of, *self._be.of}
+
+    def rt_owners(self) -> list[str]:
+        """Returns up to MAX_OWNERS owners of real time, the least served first."""
+        return self._rt.in_turn()[:MAX_OWNERS]
+
+    def show(self, owner: str | None) -> None:
+        """Shows real time of this owner. None: that of the owner that has the turn."""
+        self._rt.shown = owner
 
     def check_turns(self) -> None:
         """Raises RuntimeError unless it is the turn of the least served owner in each class."""

@@ -156,7 +156,7 @@ class PoolRecovery:
         if state.phase is Phase.POOLED:
             self._requeuer.requeue(state)
         elif state.phase is Phase.RESERVING:
-            self._router.prefill_queue.reserving.put(key, state.num_missing, state.is_rt)
+            self._router.prefill_queue.reserve(state)
 
     def release_expired_orphans(self) -> None:
         expired = self._orphans.take_expired()

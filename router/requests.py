@@ -122,6 +122,9 @@ class RequestState:
     # Whether its client has its answer, or is gone.
     is_finished: bool = False
 
+    # Tokens to compute for which its owner's turn was counted since its prompt was last computed. Added by `Line`.
+    num_counted: int = 0
+
     # ---- its output tokens so far: written by `OutputProcessor` ----
     output: list[int] = field(default_factory=list)
 

@@ -61,7 +61,7 @@ class Router:
         self._hand_over = hand_over = DirectHandOver(state, transitions, offers, eviction, pool)
         self._prefill = PrefillDispatch(state, transitions, requeuer, offers, pool)
         self._decode = DecodeDispatch(state, staging, offers, pool)
-        self._owner_room = OwnerRoom(state, eviction, self._decode)
+        self._owner_room = OwnerRoom(state, eviction, recaller, self._decode)
         self._ended_answers = ended = EndedAnswers(state, transitions, recaller, pool)
         self._pool_recovery = PoolRecovery(state, requeuer, recaller, eviction, ended, orphans, pool)
         output = OutputProcessor(state, recaller, ended, pool)
@@ -96,10 +96,10 @@ class Router:
         self._prefill.start()
         self._eviction.retry()
         self._decode.assign()
-        if isinstance(event, Tick) or (
-            isinstance(event, Received) and isinstance(event.message, DecodeReport)
-        ):
+        if isinstance(event, Tick):
             self._owner_room.make()
+        elif isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            self._owner_room.make(event.sender)
         self._role_changes.go_on(isinstance(event, Tick))
         return self.state.outbox.take(now)
 

@@ -14,6 +14,9 @@ _COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
 # Phases in which a request has started, and its prompt's KV is not in the pool yet.
 _BRINGING_PHASES = {Phase.RESERVING, Phase.PREFILLING}
 
+# Phases in which a request waits for its prompt to be sent to an instance.
+_WAITING_PHASES = {Phase.QUEUED, Phase.RESERVING}
+
 # Phases that a request may enter with a copy of its KV at a prefill instance.
 _COPIED_PHASES = {Phase.OFFERED, Phase.RUNNING, Phase.LEAVING}
 
@@ -29,6 +32,8 @@ class PhaseTransitions:
         state.leaving = None
         if phase not in _COPIED_PHASES:
             state.staged = state.saving_at = None
+        if phase not in _WAITING_PHASES:
+            state.num_counted = 0
         state.record_phase()
         if phase is Phase.QUEUED:
             self._router.demand.discard(state)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Abort, Offer, Rejected, Reserve, Submit
+from alignedserve.protocol.messages import Abort, Offer, Rejected, Reserve, Reserved, Submit
 from alignedserve.router.owners import OwnerOrder, OwnerTurns
+from alignedserve.router.queues import OTHERS
 from alignedserve.router.requests import Phase
+from alignedserve.scheduling.island import Assign
 from alignedserve.types import RequestKey
-from tests.router.script import GATEWAY, Script, request
+from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report, request
 
 
 def submit(script: Script, key: int, owner: str, tier: str = "rt", num_prompt: int = 6) -> None:
@@ -34,32 +36,92 @@ def test_the_least_served_owner_goes_first_and_absence_earns_nothing() -> None:
     assert order.first() == "a"
     turns.had_turn("a", 7)
     turns.ended("b")
+    turns.opened("c")
+    assert turns.served("c") == 106, "it is just before the least served one"
     turns.opened("b")
-    assert turns.served("b") == 100, "it is as if it had been served like the one that had the last turn"
+    assert turns.served("b") == 150, "it gets nothing by leaving"
     waiting.remove("a")
     assert order.first() == "b"
 
 
-def test_who_was_served_much_has_its_turn_when_it_returns() -> None:
-    """It owes nothing, though others have waited all the while."""
+def test_owners_that_come_and_go_do_not_stop_one_that_stays() -> None:
+    """Each of their calls has more tokens than the staying one has got."""
+    turns, waiting = OwnerTurns(), set[str]()
+    order = OwnerOrder(turns, waiting.__contains__)
+
+    def comes(owner: str) -> None:
+        turns.opened(owner)
+        waiting.add(owner)
+        order.add(owner)
+
+    comes("stays")
+    turns.serve("stays", 100)
+    firsts = []
+    for number in range(40):
+        if number % 2 == 0:
+            comes("goes")
+            comes("goes too")
+        first = order.first()
+        assert first
+        order.check(waiting)
+        firsts.append(first)
+        turns.had_turn(first, 1000)
+        if first != "stays":
+            waiting.remove(first)
+            turns.ended(first)
+            comes(first)
+    assert 12 <= firsts.count("stays") <= 15, firsts
+
+
+def test_what_an_owner_got_while_alone_is_no_debt() -> None:
+    turns, waiting = OwnerTurns(), {"a", "b"}
+    order = OwnerOrder(turns, waiting.__contains__)
+    turns.opened("a")
+    turns.had_turn("a", 10)
+    turns.serve("a", 1000)
+    turns.opened("b")
+    order.add("b")
+    order.add("a")
+    firsts = []
+    for _ in range(20):
+        firsts.append(order.first() or "")
+        turns.had_turn(firsts[-1], 10)
+    assert firsts.count("a") == 10
+
+
+def test_served_work_is_forgotten_when_the_level_has_passed_it_and_when_nothing_is_open() -> None:
+    turns = OwnerTurns()
+    for owner in "ab":
+        turns.opened(owner)
+    turns.serve("a", 1000)
+    turns.ended("a")
+    assert turns.owners == {"a", "b"}
+    turns.had_turn("b", 1200)
+    turns.had_turn("b", 1200)
+    assert turns.owners == {"b"}
+    turns.ended("b")
+    assert not turns.owners
+    turns.opened("a")
+    assert turns.served("a") == 2400, "it never falls"
+
+
+def test_who_left_with_more_than_others_waits_until_they_have_as_much() -> None:
     turns, waiting = OwnerTurns(), {"a", "b"}
     order = OwnerOrder(turns, waiting.__contains__)
     for owner in "ab":
         turns.opened(owner)
         order.add(owner)
-    turns.serve("a", 1000)
-    assert order.first() == "b"
-    turns.serve("b", 1)
-    assert order.first() == "b"
+    turns.serve("a", 3000)
     turns.serve("b", 1200)
-    assert order.first() == "a"
-    turns.serve("a", 2000)
     assert order.first() == "b"
     waiting.remove("a")
     turns.ended("a")
     turns.opened("a")
     waiting.add("a")
     order.add("a")
+    order.check(waiting)
+    assert order.first() == "b"
+    turns.serve("b", 2000)
     order.check(waiting)
     assert order.first() == "a"
 
@@ -141,6 +203,165 @@ def test_nobody_leaves_for_an_owner_that_has_as_much() -> None:
     script.saved(30)
     script.tick(0.1)
     assert not any(script.state(key).phase is Phase.MAKING_ROOM for key in range(1, 9))
+
+
+# ---- what fits nowhere ----
+
+
+def offered(script: Script) -> list[int]:
+    return [work.request.key for _, each in script.take() if isinstance(each, Offer) for work in each.works]
+
+
+def pooled(script: Script, key: int, owner: str, num_prompt: int = 6) -> None:
+    submit(script, key, owner, num_prompt=num_prompt)
+    script.reserve(key)
+    script.first_token(key)
+    script.saved(key)
+
+
+def beside_a_large_one() -> Script:
+    """`a` has the turn with a request that does not fit beside the one of `b` which runs."""
+    script = Script(policy="fcfs", connect=False, max_num_queued_tokens=10**6)
+    for name, num_blocks in ((POOL, 10_000), (PREFILL, 100), (DECODE, 40), (GATEWAY, 100)):
+        script.connect(name, num_blocks=num_blocks)
+    pooled(script, 1, "b", 60)
+    script.decode(admitted=[RequestKey(1)], num_free_blocks=20)
+    pooled(script, 2, "a", 100)
+    script.router.state.prefill_queue.turns(True).serve("b", 10_000)
+    assert offered(script) == [1] and script.state(2).phase is Phase.POOLED
+    return script
+
+
+def test_a_request_that_fits_nowhere_lets_others_pass() -> None:
+    script = beside_a_large_one()
+    pooled(script, 3, "b")
+    assert offered(script) == [3]
+
+
+def test_others_pass_a_large_request_only_for_so_long() -> None:
+    script = beside_a_large_one()
+    num_passed = 0
+    for key in range(3, 1000):
+        pooled(script, key, "b")
+        if script.state(key).phase is Phase.POOLED:
+            break
+        num_passed += 1
+        script.decode(admitted=[RequestKey(key)], num_free_blocks=20)
+        script.say(GATEWAY, Abort([RequestKey(key)]))
+        script.gone(DECODE, key)
+    # They have 7 tokens each, and the large one has 101.
+    assert num_passed == -(-OTHERS * 101 // 7)
+    script.say(GATEWAY, Abort([RequestKey(1)]))
+    script.gone(DECODE, 1)
+    script.decode(num_free_blocks=40)
+    assert script.state(2).phase is Phase.OFFERED, "it goes first when it fits"
+
+
+def test_a_request_that_the_pool_refuses_is_counted_once() -> None:
+    script = Script(policy="fcfs")
+    submit(script, 1, "a", num_prompt=20)
+    for _ in range(5):
+        script.say(POOL, Reserved(RequestKey(1), None))
+        script.tick(1.0)
+    assert script.state(1).phase is Phase.RESERVING
+    assert script.router.state.prefill_queue.turns(True).served("a") == 20
+    script.reserve(1)
+    script.first_token(1)
+    assert script.router.state.prefill_queue.turns(True).served("a") == 21
+    assert not script.state(1).num_counted, "if it is computed again, it is counted again"
+
+
+# ---- room, once ----
+
+
+def with_room_made() -> Script:
+    """Room is made for request 30 of `b`: request 8 of `a` leaves."""
+    script = full()
+    pooled(script, 30, "b")
+    script.tick(0.1)
+    assert script.state(8).phase is Phase.MAKING_ROOM
+    script.reserve(8, [80, 81])
+    script.decode(evicted=[(RequestKey(8), 6)])
+    assert script.state(30).phase is Phase.OFFERED
+    script.take()
+    return script
+
+
+def evicted(script: Script) -> set[int]:
+    return {key for key in range(1, 9) if script.state(key).phase in (Phase.MAKING_ROOM, Phase.EVICTING)}
+
+
+def test_room_is_made_once_for_a_request_that_is_not_admitted_next() -> None:
+    script = with_room_made()
+    # The instance has given the slot to another one.
+    pooled(script, 40, "a")
+    view = script.router.state.cluster.decodes[0]
+    view.running[RequestKey(40)] = None
+    for _ in range(10):
+        script.token(1)
+        script.now += 0.1
+    assert not evicted(script)
+    assert script.state(30).phase is Phase.OFFERED
+
+
+def test_a_victim_without_room_in_the_pool_is_asked_for_once_per_tick() -> None:
+    script = full()
+    pooled(script, 30, "b")
+    script.token(1)
+    assert reserved(script)[-1:] == [8]
+    asked = []
+    for _ in range(10):
+        script.say(POOL, Reserved(RequestKey(8), None))
+        script.now += 0.01
+        script.token(1)
+        asked += reserved(script)
+    assert not asked
+    script.tick(0.5)
+    script.tick(0.5)
+    assert 8 in reserved(script)
+
+
+def test_a_report_makes_room_at_its_sender_only() -> None:
+    script = full()
+    script.connect("decode-1", num_blocks=5)
+    pooled(script, 9, "c")
+    script.say("decode-1", decode_report(admitted=[RequestKey(9)], num_free_blocks=0))
+    pooled(script, 30, "b")
+    script.say("decode-1", decode_report(num_free_blocks=0))
+    assert not evicted(script)
+    script.token(1)
+    assert evicted(script) == {8}
+
+
+def test_the_owner_with_the_next_fewest_slots_gets_room_too() -> None:
+    """`b`, with the fewest, waits with a request for which nobody may leave."""
+    script = Script(policy="fcfs", connect=False)
+    for name, num_blocks in ((POOL, 10_000), (PREFILL, 100), (DECODE, 40), (GATEWAY, 100)):
+        script.connect(name, num_blocks=num_blocks)
+    for key in range(1, 9):
+        pooled(script, key, "a")
+        script.decode(admitted=[RequestKey(key)], num_free_blocks=40 - 3 * key)
+    pooled(script, 20, "b", 120)
+    pooled(script, 30, "c")
+    script.tick(0.1)
+    assert evicted(script) == {8}
+    assert script.state(20).phase is Phase.POOLED
+
+
+def test_what_an_instance_was_offered_of_the_victims_owner_is_taken_back() -> None:
+    script = full(num_of_a=8)
+    pooled(script, 20, "a")
+    state = script.router.state
+    view = state.cluster.decodes[0]
+    waiting = script.state(20)
+    # As aligned's batches do, it waits there for a slot.
+    script.router._decode.take(Assign(view.instance_id, [waiting], is_batch=True))
+    pooled(script, 30, "b")
+    script.tick(0.1)
+    assert evicted(script) == {8}
+    assert waiting.phase is Phase.LEAVING
+    script.gone(DECODE, 20)
+    assert waiting.phase is Phase.POOLED
 
 
 # ---- parts of the queue ----

@@ -327,6 +327,18 @@ def test_a_lost_one_and_one_without_an_objective_have_their_turn_among_those_tha
     assert len(found) == len({*found}) == 2 * OTHERS + 2
 
 
+def test_prompts_are_chosen_of_the_owner_that_has_the_turn() -> None:
+    router = with_prompts()
+    for key in range(1, 7):
+        made = rt(key, 1e6)
+        made.request = replace(made.request, owner="a" if key <= 3 else "b")
+        router.state.prefill_queue.opened(made)
+        push(router, made)
+    starting = Savable().start(router.state.island, Room(ENDLESS, ENDLESS), 0)
+    owners = [each.owner for each in starting]
+    assert [{*owners[at : at + 2]} for at in (0, 2, 4)] == [{"a", "b"}] * 3, owners
+
+
 def at_a_quarter_of_the_pace() -> Savable:
     """One of two is always left."""
     savable, router = Savable(), with_prompts((32, 1e6), (32, 1e6))

@@ -365,6 +365,21 @@ def test_the_turn_of_lost_ones_lasts_until_the_first_of_them_has_gone() -> None:
     assert [*turns.note([Assign(DECODE, [first])])] and turns.next is None
 
 
+def test_a_lost_request_keeps_its_turn_while_other_owners_have_theirs() -> None:
+    lost, other, of_b = (
+        RequestState(replace(request(key), owner=owner), GATEWAY, Phase.POOLED, 0.0)
+        for key, owner in ((1, "a"), (2, "a"), (3, "b"))
+    )
+    for state, due_s in ((lost, -20.0), (other, 10.0), (of_b, 10.0)):
+        state.deadlines = Deadlines(True, due_s, 0.1)
+    turns = LostTurns()
+    for _ in range(OTHERS_PER_LOST):
+        assert turns.in_order([other, lost], 0.0)[0] is other
+        assert [*turns.note([Assign(DECODE, [other])])]
+        assert [*turns.in_order([of_b], 0.0)] == [of_b] and turns.next is None
+    assert turns.in_order([other, lost], 0.0)[0] is lost
+
+
 def test_an_instance_is_kept_for_a_lost_request_that_fits_nowhere() -> None:
     script = Script(connect=False)
     for name in (POOL, PREFILL, GATEWAY):

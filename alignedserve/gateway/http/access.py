@@ -167,6 +167,8 @@ class DrainState:
 
         def add_choices(num_choices: int) -> None:
             nonlocal num_own
+            if num_choices > most:
+                raise _never(most, num_choices)
             num_more = max(num_choices - num_own, 0)
             if num_more and self._num_open[owner] + num_more > most:
                 raise _too_many(most, self._num_open[owner] - num_own, num_choices)
@@ -346,9 +348,17 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def add_choices(http: Request, num_choices: int) -> None:
-    """Counts a call as its number of choices. Raises ApiError if its API key would have too many."""
+    """Counts a call as its number of choices or inputs. Raises ApiError if its API key would have too many."""
     add: AddChoices = http.state.add_choices
     add(num_choices)
+
+
+def _never(limit: int, num_choices: int) -> ApiError:
+    message = (
+        f"this call is {num_choices} requests, because each choice and input counts, and one API key may have at most "
+        f"max_requests_per_key={limit} open: send several smaller calls"
+    )
+    return ApiError(400, message, code="too_many_choices")
 
 
 def _too_many(limit: int, num_open: int, num_more: int) -> ApiError:

@@ -319,6 +319,37 @@ def test_each_choice_of_a_call_counts() -> None:
     play(scenario)
 
 
+def test_each_input_of_an_embedding_counts() -> None:
+    async def scenario() -> None:
+        async with served(limits=CallLimits(max_requests_per_key=4), **KEYED) as at:
+            at.router.allow(0)
+            headers = {"authorization": "Bearer secret"}
+
+            async def ask(path: str, **body: Any) -> httpx2.Response:
+                return await at.http.post(path, json=body, headers=headers)
+
+            asking = asyncio.create_task(ask("/v1/embeddings", input=["x", "y", "z"]))
+            await at.router.until(lambda: len(at.router.submitted) == 3)
+            assert (await ask("/v1/embeddings", input=["x", "y"])).status_code == 429
+            assert (await ask("/v1/score", text_1="x", text_2="y")).status_code == 429
+            asking.cancel()
+
+    play(scenario)
+
+
+def test_a_call_that_is_always_too_large_is_not_to_be_repeated() -> None:
+    async def scenario() -> None:
+        async with served(limits=CallLimits(max_requests_per_key=4), **KEYED) as at:
+            headers = {"authorization": "Bearer secret"}
+            refused = await at.http.post(
+                "/v1/completions", json={"prompt": ["x"] * 5, "n": 1}, headers=headers
+            )
+            assert refused.status_code == 400 and "retry-after" not in refused.headers
+            assert "max_requests_per_key=4" in refused.json()["error"]["message"]
+
+    play(scenario)
+
+
 def test_a_key_can_not_fill_the_queue_of_the_router() -> None:
     assert CallLimits().max_requests(needs_keys=True) == RouterConfig().max_num_queued_reqs // 2
     assert CallLimits().max_requests() == RouterConfig().max_num_queued_reqs

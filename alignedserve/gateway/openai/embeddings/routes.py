@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from alignedserve.gateway.generation.endpoint import Endpoint, PreparedCall
 from alignedserve.gateway.generation.responding import RequestBuilder, unless_gone
 from alignedserve.gateway.generation.service import Slo, service_of
+from alignedserve.gateway.http.access import add_choices
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_pieces import json_response
 from alignedserve.gateway.http.keys import owner_of
@@ -75,5 +76,6 @@ async def respond_with_vectors(
     """Runs a call for embeddings and sends its answer. Raises ApiError and InvalidRequest."""
     service = service_of(call.service_tier, Slo(ttft_ms=call.ttft_ms), http.headers, request_builder.slo)
     headers = request_builder.ignored_parameters.note(call.ignored)
+    add_choices(http, len(call.prompts))
     pieces, _ = await unless_gone(http, call.whole(request_builder, service, owner_of(http)))
     return await json_response(pieces, headers)

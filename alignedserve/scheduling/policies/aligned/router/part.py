@@ -278,6 +278,9 @@ class LostTurns:
         self._num_others = self._num_tokens = 0
         # The first lost request. Only its turn counts: it may be too large for room that others take.
         self._first: RoutedRequest | None = None
+        # The owner of the requests that were last put in order, and both counts of the others.
+        self._owner: str | None = None
+        self._counts_of: dict[str, tuple[int, int]] = {}
 
     @property
     def next(self) -> RoutedRequest | None:
@@ -293,6 +296,8 @@ class LostTurns:
 
     def in_order(self, requests: Sequence[RoutedRequest], now: float) -> Sequence[RoutedRequest]:
         """Returns the requests. If it is the turn of lost ones, the first of them goes first."""
+        if requests:
+            self._turn_to(requests[0].owner)
         self._first = next((each for each in requests if is_lost(each, now)), None)
         # Others count while one waits for its turn.
         self._num_others = min(self._num_others, OTHERS_PER_LOST) if self._first else 0
@@ -302,6 +307,14 @@ class LostTurns:
         if self.next is None:
             return requests
         return sorted(requests, key=lambda each: each is not self._first)
+
+    def _turn_to(self, owner: str) -> None:
+        """Continues with the counts of this owner. Each call has requests of one."""
+        if self._owner not in (None, owner):
+            if self._num_others:
+                self._counts_of[self._owner] = self._num_others, self._num_tokens
+            self._num_others, self._num_tokens = self._counts_of.pop(owner, (0, 0))
+        self._owner = owner
 
     def note(self, assigns: Iterable[Assign]) -> Iterator[Assign]:
         """Yields what is assigned, and counts its real-time requests and their tokens."""

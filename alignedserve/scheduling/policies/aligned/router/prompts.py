@@ -105,6 +105,8 @@ class Savable:
         queue, now = island.prefill_queue, island.now
         self._learn_error()
         chosen: Iterator[RoutedRequest] | None = None
+        # The owner of the chosen ones. The queue shows one owner at a time.
+        owner = ""
         is_full = False
         if queue.num_emptied(REAL_TIME) != self._num_emptied:
             self.forget()
@@ -117,7 +119,8 @@ class Savable:
                 # Requests without an objective and lost ones keep the queue's order.
                 request = first
                 if soonest and soonest[0][0] is first:
-                    chosen = iter(self._in_time(island)) if chosen is None else chosen
+                    if chosen is None or first.owner != owner:
+                        chosen, owner = iter(self._in_time(island)), first.owner
                     request = next(chosen, first)
                 alone_s = prefill_s(request, island)
                 self._since_full_s += alone_s
