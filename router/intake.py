@@ -48,7 +48,7 @@ def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -
         most, most_tokens = (
             max(int(share * each), 1) for each in (config.max_num_queued_reqs, config.max_num_queued_tokens)
         )
-        reason, whose = ("full", "") if owner is None else ("owner_full", " of this API key")
+        reason, whose = ("full", "") if owner is None else ("owner_full", " from this API key")
         # No owner is told how much of others waits.
         has_others = owner is None and request.owner
         told, told_tokens = ("many", "many") if has_others else (num_queued, num_tokens)

@@ -1,9 +1,9 @@
 """Makes room on instances for real time of an owner that has less there than another one. Pure.
 
-Policies evict best effort for real time. Real time that runs stays, whoever sent it. So where one owner has all slots
-or blocks, its youngest requests are evicted with their KV until the request that waits fits. They leave only as long as
-their owner then has at least as much as the other one: of slots if those are short, and otherwise of tokens. Owners
-that want much end with equal parts, and nothing moves back and forth.
+Policies evict best effort for real time. Real time that runs stays, also that of an owner with all slots. So where one
+owner has all slots or blocks, its youngest requests are evicted with their KV until the request that waits fits. They
+leave only as long as their owner then has at least as much as the other one. Slots count if they are short, and
+otherwise tokens. Owners that want much end with equal parts, and nothing moves back and forth.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Room:
         self._num_blocks = view.num_free_blocks + sum(map(self._blocks_of, leaving))
         self.num_slots_of: Counter[str] = Counter()
         self._num_tokens_of: Counter[str] = Counter()
-        # What leaves is nobody's any more: counted as its owner's, still more of that owner's would leave meanwhile.
+        # Leaving requests count for no owner. Otherwise, still more of that owner's would leave meanwhile.
         for state in running:
             if state.phase is Phase.RUNNING:
                 self._count(state, 1)

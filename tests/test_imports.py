@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE
     | {"alignedserve"}
-    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "request")}
+    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "lora_modules", "request")}
     | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"}
     | {"alignedserve.lengths"},
     "alignedserve/lengths": BASE,
@@ -109,7 +109,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "endpoints": {"anthropic", "generation", "openai", "tool_routes"},
     "services": {"anthropic", "config", "endpoints", "generation", "http", "openai", "telemetry", "webhooks"},
     "ending": {"http", "services"},
-    "launcher_link": {"config", "ending", "http", "islands", "services", "telemetry"},
+    "launcher_link": {"config", "ending", "http", "islands", "openai", "services", "telemetry"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry", "tool_routes"},
     "process": {
         "app",
@@ -122,6 +122,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
         "islands",
         "launcher_link",
         "model",
+        "openai",
         "services",
         "telemetry",
     },

@@ -52,7 +52,7 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
         request,
         prompt=_prompt(arrive),
         # As gateways do: owners share no KV.
-        cache_salt=arrive.owner + arrive.salt,
+        cache_salt=f"{arrive.owner}/{arrive.salt}" if arrive.owner else arrive.salt,
         pooling=arrive.pooling,
         adapter=arrive.adapter,
         has_next_turn=arrive.window_s is None,

@@ -18,8 +18,8 @@ from alignedserve.vopr.plan import Plan
 
 class CountsAddUp:
     """Checks at every tick of the router that requests share no block of the pool but those of common beginnings, that
-    none is lost, that counts match, that the router's records of each request go with the request's phase, and that it
-    is the turn of the least served owner."""
+    none is lost, and that counts match. Checks too that the router's records of each request go with the request's
+    phase, and that it is the turn of the least served owner."""
 
     def __init__(self, island: SimIsland) -> None:
         self._island = island

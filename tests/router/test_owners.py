@@ -375,7 +375,7 @@ def test_an_owner_fills_half_of_the_queue_and_leaves_room_for_others() -> None:
     rejected = script.take_one(Rejected, GATEWAY)
     assert (rejected.key, rejected.reason) == (5, "owner_full")
     assert (
-        "4 requests of this API key wait already" in rejected.message
+        "4 requests from this API key wait already" in rejected.message
         and "max_num_queued_reqs" in rejected.message
     )
     for key in range(11, 15):
