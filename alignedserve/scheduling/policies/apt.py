@@ -89,7 +89,7 @@ class AptDecode(DecodePart):
         self._make_room(at)
         self._loss_s = self._loss_of_a_token_s(at)
         at.drop(self._switching(at))
-        # Among several owners, it chooses only from as many as there are slots: a long wait is no reason to pass an owner.
+        # Among several owners, it chooses only from as many as there are slots. A long wait passes no owner.
         return waiting[: at.num_free_slots] if at.owners_compete else waiting
 
     def in_eviction_order(
