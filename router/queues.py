@@ -421,7 +421,7 @@ class PrefillQueue:
 
     @property
     def owners(self) -> set[str]:
-        """The owners of whom anything is counted."""
+        """The owners with anything that is counted."""
         return {
             *self._num_open,
             *self._of_owner,
