@@ -1,9 +1,9 @@
 """Makes room on instances for real time of an owner that has less there than another one. Pure.
 
-Policies evict best effort for real time. Real time that runs stays, also that of an owner with all slots. So where one
-owner has all slots or blocks, its youngest requests are evicted with their KV until the request that waits fits. They
-leave only as long as their owner then has at least as much as the other one. Slots count if they are short, and
-otherwise tokens. Owners that want much end with equal parts, and nothing moves back and forth.
+Policies evict best effort for real time. Real time that runs stays, whichever owner sent it. So where one owner has all
+slots or blocks, its youngest requests are evicted with their KV until the request that waits fits. They leave only as
+long as their owner then has at least as much as the other one. Slots are compared if those are short, and otherwise
+tokens. Owners that want much end with equal parts, and nothing moves back and forth.
 """
 
 from __future__ import annotations

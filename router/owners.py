@@ -22,7 +22,7 @@ class OwnerTurns:
 
     def __init__(self) -> None:
         self._num_open: Counter[str] = Counter()
-        # The tokens served to owners with open requests, and to those that ended with more than the level.
+        # For owners with open requests, and for those that ended with more than the level.
         self._served: dict[str, float] = {}
         self._level = 0.0
 
@@ -42,7 +42,7 @@ class OwnerTurns:
 
     def opened(self, owner: str) -> None:
         if owner not in self._num_open:
-            # What others got while alone is no debt of theirs. But the new one has its turn before them.
+            # Others owe nothing for work that they got alone. But the new one has its turn before them.
             least = min(map(self.served, self._num_open), default=self._level)
             self._raise(least - 1)
             self._served.setdefault(owner, self._level)

@@ -359,7 +359,7 @@ def test_what_an_instance_was_offered_of_the_victims_owner_is_taken_back() -> No
     pooled(script, 30, "b")
     script.tick(0.1)
     assert evicted(script) == {8}
-    assert waiting.phase is Phase.LEAVING
+    assert waiting.leaving
     script.gone(DECODE, 20)
     assert waiting.phase is Phase.POOLED
 
