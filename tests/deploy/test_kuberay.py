@@ -288,7 +288,7 @@ def test_secrets_are_made_by_the_commands_in_the_file() -> None:
     """All but Ray's token, which the operator makes."""
     text = (FOLDER / "cluster.yaml").read_text()
     [made] = re.findall(r"create secret generic (\S+)", text)
-    keys = set(re.findall(r"--from-literal=(\w+)=", text))
+    keys = set(re.findall(r"--from-(?:literal|file)=(\w+)", text))
     asked = re.findall(r"secretKeyRef: \{name: (\S+), key: (\w+)\}", text)
     assert asked and {name for name, _ in asked} == {made}
     assert {key for _, key in asked} | {"api_keys"} == keys
