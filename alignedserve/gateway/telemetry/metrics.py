@@ -174,7 +174,7 @@ IGNORED_NAMES = frozenset(
     (
         *("early_stopping", "kv_transfer_params", "mm_processor_kwargs", "prediction", "priority"),
         *("prompt_cache_retention", "request_id", "rid", "spaces_between_special_tokens"),
-        *("truncate_prompt_tokens", "web_search_options"),
+        "web_search_options",
     )
 )
 
