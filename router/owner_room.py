@@ -148,10 +148,14 @@ class _Room:
         """Returns the requests that must leave so that the newcomer fits, and takes its room; None if they may not."""
         needed = self._blocks_of(newcomer)
         victims: list[RequestState] = []
+        staying = [*self._staying]
         num_slots, num_blocks = self._num_slots - 1, self._num_blocks - needed
         while num_slots < 0 or num_blocks < 0:
             victim = self._victim(newcomer, is_slot_short=num_slots < 0) if may_evict else None
             if victim is None:
+                self._staying = staying
+                for each in victims:
+                    self._count(each, 1)
                 return None
             victims.append(victim)
             num_slots, num_blocks = num_slots + 1, num_blocks + self._blocks_of(victim)
