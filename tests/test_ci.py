@@ -91,4 +91,4 @@ def test_a_run_whose_tests_fail_ends_with_their_last_words(checkout: Path, is_ea
 def test_a_run_in_which_nothing_fails_goes_on_to_new_seeds(checkout: Path, is_early: bool) -> None:
     code, targets, said = run(checkout, lint=0, tests=0, is_early=is_early)
     assert code == 0
-    assert targets[-3:] == ["test-all", "vopr", "arena"] and said == ["the tests"]
+    assert targets[-4:] == ["test-all", "vopr", "attack", "arena"] and said == ["the tests"]

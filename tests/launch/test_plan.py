@@ -203,9 +203,7 @@ def test_colocated_instances_are_instead_of_the_others() -> None:
     instances = island(wanted).processes[2:]
     assert [spec.instance_id for spec in instances] == ["colocated-0", "colocated-1", "colocated-2"]
     assert {spec.config.transfers.transport for spec in instances} == {"host"}
-    with pytest.raises(
-        ValueError, match="colocated_instances=1 and decode_instances=2: choose one"
-    ):
+    with pytest.raises(ValueError, match="colocated_instances=1 and decode_instances=2: choose one"):
         told(colocated_instances=1, decode_instances=2)
 
 
