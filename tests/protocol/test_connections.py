@@ -711,7 +711,7 @@ def test_a_launcher_s_messages_are_small() -> None:
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        reader, writer = await say(port, hello("launcher-0", role="launcher"), Release([KEY] * 1000))
+        reader, writer = await say(port, hello("launcher-0", role="launcher"), Release([KEY] * 100_000))
         await heard.until(("connected", "launcher-0", 1), ("closed", "launcher-0", 1))
         await until_closed(reader)
         writer.close()
