@@ -98,7 +98,8 @@ def test_lm_evaluation_harness(
     write_tasks(tmp_path)
     arguments = f"model=demo,base_url={url}/v1/{path},num_concurrent=4"
     if path == "completions":
-        arguments += f",tokenizer={model}"
+        # With its default, `auto`, the harness would find /tokenizer_info here, and mix both tokenizers up.
+        arguments += f",tokenizer={model},tokenizer_backend=huggingface"
     tasks = ("--tasks", ",".join(scores), "--include_path", tmp_path, "--apply_chat_template")
     command = (command_of("lm-eval", "lm_eval"), "run", "--model", kind, "--model_args", arguments)
     run(url, tmp_path, *command, *tasks, "--output_path", tmp_path / "out", **OFFLINE)
