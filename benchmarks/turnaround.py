@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from alignedserve.cli.batch_client import own_server
+from alignedserve.cli.own_server import own_server
 from benchmarks.harness import JSON_FILE, facts, parser_of, write_json
 
 CHATS = "/v1/chat/completions"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from alignedserve.cli.command import ALL, PLAIN, Command, Group
+from alignedserve.cli.command import Group
 from alignedserve.cli.output_file import OutputFile, is_replaced
+from alignedserve.cli.own_server import WithServer, check_serve_options
 
 if TYPE_CHECKING:
     from alignedserve.cli.batch_client import BatchClient
@@ -47,22 +48,7 @@ def command() -> None:
     """Run files of requests as batch jobs."""
 
 
-class RunCommand(Command):
-    """Takes the options of `serve`, too, and its help shows them on demand."""
-
-    def help_on(self, ctx: click.Context, wanted: str) -> str:
-        from alignedserve.cli.serve import command as serve
-
-        own = self.get_help(ctx)
-        if wanted == PLAIN:
-            return (
-                f"{own}\n\nOptions of serve: {ctx.command_path} --help={ALL}, or a word, as in --help=memory"
-            )
-        of_serve = serve.help_on(click.Context(serve, ctx.find_root(), serve.name), wanted)
-        return f"{own}\n\n{of_serve}" if wanted == ALL else of_serve
-
-
-@command.command("run", cls=RunCommand, context_settings={"ignore_unknown_options": True})
+@command.command("run", cls=WithServer, context_settings={"ignore_unknown_options": True})
 @click.option(
     "-i", "--input", "source", type=INPUT, required=True, help="file of requests, one JSON object a line"
 )
@@ -89,7 +75,8 @@ def run(
     `alignedserve serve`. The job is kept with --state-dir DIR: after a crash, a server with the same DIR resumes it.
     Without --state-dir, the server's files are temporary.
     """
-    from alignedserve.cli.batch_client import connected, own_server
+    from alignedserve.cli.batch_client import connected
+    from alignedserve.cli.own_server import own_server
 
     _check_places(source, output, errors)
     if url and serve_options:
@@ -98,17 +85,9 @@ def run(
         with connected(url, api_key) as client:
             _run(client, source, output, errors, endpoint, completion_window)
         return
-    _check_serve_options(serve_options)
+    check_serve_options(serve_options)
     with own_server(serve_options, _say) as own_url, connected(own_url, api_key) as client:
         _run(client, source, output, errors, endpoint, completion_window)
-
-
-def _check_serve_options(words: tuple[str, ...]) -> None:
-    """Raises UsageError for options that `serve` does not have, before a server is started."""
-    from alignedserve.cli.serve import command as serve
-
-    root = click.get_current_context().find_root()
-    serve.make_context(serve.name, [*words], parent=root).close()
 
 
 @command.command("submit")

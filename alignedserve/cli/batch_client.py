@@ -1,20 +1,15 @@
-"""A client of the Files and Batches API, and a server that a command starts for itself."""
+"""A client of the Files and Batches API."""
 
 from __future__ import annotations
 
 import json
-import queue
 import re
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 import httpx2
@@ -190,51 +185,3 @@ def _path_of(batch_id: str) -> str:
 def connected(url: str, api_key: str | None) -> Iterator[BatchClient]:
     with http_client(url, api_key) as http:
         yield BatchClient(http)
-
-
-@contextmanager
-def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
-    """Starts a server with these options of `serve`, yields its URL, and stops it.
-
-    Without --port it gets a free port. Without --state-dir its state is temporary.
-    """
-    from alignedserve.launch.ports import free_port
-
-    with tempfile.TemporaryDirectory(prefix="batch-", dir="/tmp") as state:
-        # The last of several values counts, so the user's options come after these.
-        own = ["--log-level", "warning", "--port", str(free_port("127.0.0.1")), "--state-dir", state]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve", "serve", *own, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            assert process.stdout
-            yield _until_ready(process.stdout, say)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-# In the text format this ends the line, and in JSON it is a part of one.
-_READY = re.compile(r"ready after [\d.]+ s: (\S+?)/v1\b")
-
-
-def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
-    """Passes on the server's output, now and later. Returns the server's URL when it is ready."""
-    ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in output:
-            say(line.rstrip())
-            if found := _READY.search(line):
-                ready.put(found[1])
-        ready.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    url = ready.get()
-    if url is None:
-        raise click.ClickException("the server did not start")
-    return url

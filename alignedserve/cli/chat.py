@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from alignedserve import demo
-from alignedserve.cli.batch import DEFAULT_URL, server_options
+from alignedserve.cli.batch import DEFAULT_URL, Decorated, server_options
 from alignedserve.cli.command import Command, OneOf, WrongOption
 
 if TYPE_CHECKING:
@@ -27,11 +28,20 @@ Ctrl-C stops an answer."""
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t")
 
 
+def asking_options(command: Decorated) -> Decorated:
+    """Adds what makes an `Asking`."""
+    command = click.option("--stats", is_flag=True, help="print times and token counts after each answer")(
+        command
+    )
+    text = "send one message, print the answer and exit"
+    command = click.option("-q", "--quick", metavar="TEXT", help=text)(command)
+    return click.option("--system-prompt", help="system prompt of the chat")(command)
+
+
 @click.command("chat", cls=Command)
 @server_options(DEFAULT_URL)
 @click.option("--model-name", help="model to use [default: the first that the server lists]")
-@click.option("--system-prompt", help="system prompt of the chat")
-@click.option("-q", "--quick", metavar="TEXT", help="send one message, print the answer and exit")
+@asking_options
 @click.option("--service-tier", type=OneOf(TIERS), help="flex is best effort; the others are real time")
 @click.option(
     "--temperature",
@@ -40,7 +50,6 @@ _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr
 )
 @click.option("--max-tokens", type=int, help="maximum tokens of an answer")
 @click.option("--seed", type=int, help="seed for sampling")
-@click.option("--stats", is_flag=True, help="print times and token counts after each answer")
 def command(
     url: str,
     api_key: str | None,
@@ -51,27 +60,45 @@ def command(
     **options: Any,
 ) -> None:
     """Chat with a running server. If the input is not a terminal, each of its lines is a message."""
-    if quick is not None and not quick.strip():
-        raise WrongOption("-q: give a question")
+    given = {name: value for name, value in options.items() if value is not None}
+    chat_with(url, api_key, model_name, given, Asking(system_prompt, quick, stats))
+
+
+@dataclass(frozen=True)
+class Asking:
+    system_prompt: str | None
+    # The only message; None: those of the input.
+    quick: str | None
+    stats: bool
+
+    def __post_init__(self) -> None:
+        if self.quick is not None and not self.quick.strip():
+            raise WrongOption("-q: give a question")
+
+
+def chat_with(
+    url: str, api_key: str | None, model_name: str | None, given: dict[str, Any], asking: Asking
+) -> None:
+    """`given`: parameters of each request besides its messages."""
     from alignedserve.cli.chat_client import ChatClient, ChatSession, NoAnswer, find_model
     from alignedserve.cli.http import http_client
 
-    given = {name: value for name, value in options.items() if value is not None}
     with http_client(url, api_key) as http:
         try:
             model = find_model(http, model_name)
             # At temperature 1 a model of this size often miscounts.
             greedy = {"temperature": 0.0} if model == demo.NAME else {}
             client = ChatClient(http, model, greedy | given)
-            chat = ChatSession(client, system_prompt)
-            if model == demo.NAME and sys.stderr.isatty() and (quick is not None or sys.stdin.isatty()):
+            chat = ChatSession(client, asking.system_prompt)
+            is_terminal = sys.stdin.isatty()
+            if model == demo.NAME and sys.stderr.isatty() and (asking.quick is not None or is_terminal):
                 _say(demo.ABILITIES)
-            if quick is not None:
-                _answer(chat, quick, stats)
-            elif sys.stdin.isatty() and sys.stdout.isatty():
+            if asking.quick is not None:
+                _answer(chat, asking.quick, asking.stats)
+            elif is_terminal and sys.stdout.isatty():
                 _say(f"{client.model} at {url}; /help lists commands")
-                _talk(chat, stats)
-            elif not _pipe(chat, stats):
+                _talk(chat, asking.stats)
+            elif not _pipe(chat, asking.stats):
                 sys.exit(1)
         except NoAnswer as error:
             # The server names its own parameters, and the command its options.

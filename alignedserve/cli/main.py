@@ -12,6 +12,8 @@ from alignedserve.cli.command import Group
 # The line of help and the module of each command, in the order in which help lists them.
 COMMANDS = {
     "serve": ("Serve a model over the OpenAI API.", "alignedserve.cli.serve"),
+    "run": ("Serve a model, and chat with it.", "alignedserve.cli.run"),
+    "models": ("List, download and delete models.", "alignedserve.cli.models"),
     "chat": ("Chat with a running server.", "alignedserve.cli.chat"),
     "generate": ("Answer prompts without a server.", "alignedserve.cli.generate"),
     "batch": ("Run files of requests as batch jobs.", "alignedserve.cli.batch"),

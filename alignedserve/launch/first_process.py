@@ -151,7 +151,7 @@ def _work(work: Callable[[Orders], None], orders: Orders, parent: int) -> NoRetu
     """The child. It ends here, without code of libraries that would run at the end."""
     status = 1
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         hear_nothing()
         release_signals()
         if os.getppid() == parent:
@@ -164,6 +164,11 @@ def _work(work: Callable[[Orders], None], orders: Orders, parent: int) -> NoRetu
     finally:
         finish_output()
         os._exit(status)
+
+
+def end_with_parent(number: int) -> None:
+    """Lets this process get a signal when its parent has ended."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def hear_nothing() -> None:

@@ -18,8 +18,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from alignedserve.cli.batch_client import _until_ready, own_server
 from alignedserve.cli.main import cli
+from alignedserve.cli.own_server import _until_ready, own_server
 from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
@@ -136,7 +136,7 @@ def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> N
 def test_options_that_serve_does_not_have_start_no_server(
     tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alignedserve.cli.batch_client.own_server", pytest.fail)
+    monkeypatch.setattr("alignedserve.cli.own_server.own_server", pytest.fail)
     source = written(tmp_path / "in.jsonl", questions(1))
     done = CliRunner().invoke(cli, ["batch", "run", "-i", source, "-o", str(tmp_path / "out.jsonl"), *words])
     assert done.exit_code == 2 and message in done.stderr

@@ -1,0 +1,48 @@
+"""`alignedserve run`: serves a model for as long as a chat with it lasts."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+import click
+
+from alignedserve.cli.chat import Asking, asking_options, chat_with
+from alignedserve.cli.own_server import WithServer, check_serve_options, own_server
+from alignedserve.cli.progress import busy
+
+# Lines of the server that are shown if it fails.
+NUM_LINES = 40
+
+
+@click.command("run", cls=WithServer, context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@asking_options
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def command(
+    model: str, system_prompt: str | None, quick: str | None, stats: bool, serve_options: tuple[str, ...]
+) -> None:
+    """Serve MODEL and chat with it. The server ends with the chat.
+
+    MODEL is what `serve` takes, and SERVE_OPTIONS are its options. A model that is not here is downloaded. If the input
+    is not a terminal, each of its lines is a message.
+    """
+    asking = Asking(system_prompt, quick, stats)
+    options = (model, *serve_options)
+    engine = check_serve_options(options).engine
+    from alignedserve.models.locate import locate_model
+
+    # A download shows its progress here, and an error is one line.
+    locate_model(engine.model, engine.load_format, engine.revision)
+    last: deque[str] = deque(maxlen=NUM_LINES)
+    starting = own_server(options, last.append)
+    try:
+        with busy(f"Starting {model}", quiet_s=0.0):
+            url = starting.__enter__()
+    except click.ClickException:
+        click.echo("\n".join(last), err=True)
+        raise
+    try:
+        chat_with(url, None, None, {}, asking)
+    finally:
+        starting.__exit__(*sys.exc_info())
