@@ -1,4 +1,4 @@
-"""An environment for each client, and for Helm, in the user's cache. `make clients` makes them, and is quick the
+"""An environment for each client, for Helm, and for real weights, in the user's cache. `make clients` makes them, and is quick the
 second time.
 
     python -m tests.clients.environments [make|lock] [NAME...]
@@ -48,6 +48,12 @@ def python_of(name: str) -> Path:
 def command_of(name: str, command: str) -> Path:
     """`name`: the name of a Python environment."""
     return _made(name) / "bin" / command
+
+
+def packages_of(name: str) -> Path:
+    """Returns the packages of a Python environment."""
+    (found,) = _made(name).glob("lib/*/site-packages")
+    return found
 
 
 def modules_of(name: str) -> Path:
