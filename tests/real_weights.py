@@ -1,4 +1,4 @@
-"""Files with real weights, from packages of the environment `weights` (`make clients`). Their code is never imported."""
+"""Files with real weights, from the packages of an environment that `make clients` makes. Their code is never run."""
 
 from __future__ import annotations
 
