@@ -65,7 +65,10 @@ class GgufWeight:
         if first % block.values or end % block.values:
             raise ValueError(f"inputs {first} to {end}: must be whole blocks of {block.values}")
         return replace(
-            self, data=self.data[:, first // block.values * block.num_bytes : end // block.values * block.num_bytes]
+            self,
+            data=self.data[
+                :, first // block.values * block.num_bytes : end // block.values * block.num_bytes
+            ],
         )
 
     def dequantised(self) -> torch.Tensor:

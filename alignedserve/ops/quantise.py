@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from alignedserve.kernels.gguf import GgufWeight
 from alignedserve.kernels.int4 import quantise_int4
 from alignedserve.kernels.quantised import (
     BITS,
@@ -30,6 +31,7 @@ __all__ = [
     "MXFP4",
     "QUANTISERS",
     "ZEROS",
+    "GgufWeight",
     "Part",
     "QuantisedWeight",
     "form_of",
@@ -40,7 +42,7 @@ __all__ = [
     "to_unsigned",
 ]
 
-Part = torch.Tensor | QuantisedWeight
+Part = torch.Tensor | QuantisedWeight | GgufWeight
 # By the possible values of `quantization`.
 QUANTISERS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
     INT8: quantise_int8,
