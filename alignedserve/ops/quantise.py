@@ -40,6 +40,7 @@ __all__ = [
     "plain_parts",
     "quantised_parts",
     "to_unsigned",
+    "without_blocks",
 ]
 
 Part = torch.Tensor | QuantisedWeight | GgufWeight
@@ -77,8 +78,17 @@ def form_of(part: Part) -> str:
     """Describes a part's form. Parts of the same shape can be stored alike if their forms are equal."""
     if isinstance(part, torch.Tensor):
         return "floats"
+    if isinstance(part, GgufWeight):
+        return part.type
     zeros = "" if part.zeros is None else ", with zeros"
     return f"{part.kind} (scales of an output: {part.num_groups}, {part.scales.dtype}{zeros})"
+
+
+def without_blocks(parts: Sequence[Part], dtype: torch.dtype) -> list[torch.Tensor | QuantisedWeight]:
+    """Returns the parts with those in types of GGUF as floats in `dtype`, or as MXFP4 if all are in that."""
+    if all(isinstance(part, GgufWeight) and part.is_mxfp4 for part in parts):
+        return [part.as_mxfp4() for part in parts if isinstance(part, GgufWeight)]
+    return [part.dequantised(dtype) if isinstance(part, GgufWeight) else part for part in parts]
 
 
 def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:
