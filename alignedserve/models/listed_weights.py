@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource, TakePart
+from alignedserve.models.source import open_checkpoint
+from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
@@ -21,7 +23,7 @@ from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 class ListedSource:
     """A WeightSource of shapes. With a checkpoint, it checks that the checkpoint has the tensors."""
 
-    def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
+    def __init__(self, dtype: torch.dtype, checkpoint: CheckpointSource[Any] | None) -> None:
         self._dtype = dtype
         self._checkpoint = checkpoint
 
@@ -87,9 +89,7 @@ class ListingOps(TorchOps):
 
 def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
     """Raises ValueError if the files in the directory do not have exactly the model's tensors."""
-    checkpoint = SafetensorsSource(
-        directory, torch.float32, "cpu", progress=False, quantised=config.quantised
-    )
+    checkpoint = open_checkpoint(directory, torch.float32, "cpu", config.quantised)
     num_weight_bytes(config, torch.float32, checkpoint, shard=Shard(0, num_ranks))
 
 
@@ -101,7 +101,7 @@ def check_adapters(config: ModelConfig, adapters: Sequence[tuple[str, str]], max
 def num_weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
-    checkpoint: SafetensorsSource | None,
+    checkpoint: CheckpointSource[Any] | None,
     quantization: str | None = None,
     shard: Shard | None = None,
     adapters: Sequence[tuple[str, str]] = (),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, groupby, pairwise
 
 import torch
 
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.adapters import pack_adapters
 from alignedserve.kernels.cpu.arena import Arena, SmallArena
+from alignedserve.kernels.cpu.groups import TILE_COLUMNS
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
 from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
@@ -31,7 +33,8 @@ from alignedserve.kernels.cpu.structs import (
     SumRanksOp,
     WeightKind,
 )
-from alignedserve.kernels.cpu.weights import PackedAdapters, PackedWeight, pack, pack_quantised
+from alignedserve.kernels.cpu.weights import PackedAdapters, PackedWeight, pack, pack_blocks, pack_quantised
+from alignedserve.kernels.gguf import ROW_GROUP, SUM_VALUES
 from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.kernels.quantised import BLOCK, ZEROS
 from alignedserve.kv.groups import GroupedLayer, LayerGroups, one_group
@@ -48,7 +51,15 @@ from alignedserve.ops.base import (
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel, Programs
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.quantise import INT4, Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import (
+    INT4,
+    GgufWeight,
+    Part,
+    form_of,
+    plain_parts,
+    quantised_parts,
+    without_blocks,
+)
 from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
@@ -110,7 +121,17 @@ class CpuOps(Ops):
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> PackedWeight:
-        code = ActivationCode[activation.name]
+        runs = _runs_of(parts, activation, self.dtype)
+        if len(runs) > 1:
+            ends = [*accumulate((len(run) for run in runs), initial=0)]
+            first, *rest = [
+                self._pack(run, biases and biases[begin:end], arena, activation, is_head)
+                for run, (begin, end) in zip(runs, pairwise(ends), strict=True)
+            ]
+            return replace(first, rest=tuple(rest))
+        parts, code = runs[0], ActivationCode[activation.name]
+        if blocks := [part for part in parts if isinstance(part, GgufWeight)]:
+            return pack_blocks(blocks, biases, code, self.dtype, arena)
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
             return pack_quantised(quantised, biases, code, self.dtype, arena)
         return pack(plain_parts(parts), biases, code, self.dtype, arena)
@@ -157,12 +178,13 @@ class CpuOps(Ops):
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
             raise ValueError("ids must be the token_ids or the positions of the StepInputs given to compile")
         if isinstance(table, PackedWeight):
-            if table.kind is not WeightKind.AS_ROWS:
+            if table.kind is not WeightKind.AS_ROWS and not table.gguf:
                 raise ValueError(f"a table in {table.kind.name} can't be looked up; give it in the dtype")
             rows, width, tile_bytes = table.tiles, table.in_features, table.tile_bytes
+            kind = table.kind
         else:
             self._check_parameter("table", table, (None, None))
-            rows, width, tile_bytes = table, table.shape[1], 0
+            rows, width, tile_bytes, kind = table, table.shape[1], 0, WeightKind.AS_ROWS
         out = self._value(width, Rows.TOKENS)
         args = EmbedOp(
             table=rows.data_ptr(),
@@ -173,6 +195,7 @@ class CpuOps(Ops):
             offset=offset,
             out_stride=out.stride,
             scale=scale,
+            weight_kind=kind,
         )
         if add_to is not None:
             _check_same_rows("add_to", add_to, out)
@@ -227,8 +250,6 @@ class CpuOps(Ops):
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
         shrunk = self._shrunk(x, weight) if weight.adapters else None
-        if weight.kind.takes_codes:
-            x = self._quantised(x, weight)
         if weight.is_partial or weight.num_joined:
             return self._across_ranks(x, weight, residual, shrunk)
         return self._project(x, weight, residual, self.dtype, shrunk)
@@ -241,42 +262,58 @@ class CpuOps(Ops):
         dtype: torch.dtype,
         shrunk: Value | None = None,
     ) -> Value:
-        out = self._value(weight.out_features, x.rows, dtype)
+        out = self._value(weight.num_outputs, x.rows, dtype)
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+        first, codes = 0, None
+        for run in (weight, *weight.rest):
+            if run.kind.takes_codes:
+                # All runs take the same codes, because those of a layer with several are of GGUF.
+                codes = codes or self._quantised(x, run)
+            args = self._linear_op(codes if codes and run.kind.takes_codes else x, run, out, first)
+            if residual is not None:
+                args.residual = residual.pointer + first * self.dtype.itemsize
+                args.residual_stride = residual.stride
+            if shrunk and weight.adapters:
+                args.adapters = self._adapters_from(weight.adapters, shrunk, first)
+            self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, codes, run, residual, shrunk])
+            first += run.out_features
+        return out
+
+    def _linear_op(self, x: Value, weight: PackedWeight, out: Value, first: int) -> LinearOp:
+        """Writes the outputs from `first` on. Ignores `weight.rest`."""
         args = LinearOp(
             x=x.pointer,
             weight=weight.tiles.data_ptr(),
             bias=_pointer(weight.bias),
-            out=out.pointer,
+            out=out.pointer + first * out.tensor.itemsize,
             in_features=weight.in_features,
             out_features=weight.out_features,
             x_stride=x.stride,
             out_stride=out.stride,
             activation=weight.activation,
             weight_kind=weight.kind,
-            float32_out=dtype is torch.float32,
+            float32_out=out.tensor.dtype is torch.float32,
         )
-        if residual is not None:
-            _check_same_rows("residual", residual, out)
-            _check_width("residual", residual, out.width)
-            args.residual, args.residual_stride = residual.pointer, residual.stride
         if weight.int8:
             args.scales, args.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
         if weight.groups:
             args.group = weight.groups.values
             args.float_scales, args.has_zeros = weight.groups.has_float_scales, weight.groups.has_zeros
-        if shrunk and weight.adapters:
-            adapters = weight.adapters
-            args.adapters = Adapters(
-                shrunk=shrunk.pointer,
-                expand=adapters.expand.data_ptr(),
-                scales=adapters.scales.data_ptr(),
-                parts=adapters.parts.data_ptr(),
-                shrunk_stride=shrunk.stride,
-                rank=adapters.rank,
-                num_columns=adapters.expand.shape[2],
-            )
-        self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual, shrunk])
-        return out
+        return args
+
+    def _adapters_from(self, adapters: PackedAdapters, shrunk: Value, first: int) -> Adapters:
+        """The adapters of outputs from `first` on, which is a multiple of a tile's columns."""
+        return Adapters(
+            shrunk=shrunk.pointer,
+            expand=adapters.expand[:, :, first:].data_ptr(),
+            scales=adapters.scales.data_ptr(),
+            parts=adapters.parts[first:].data_ptr(),
+            shrunk_stride=shrunk.stride,
+            rank=adapters.rank,
+            num_columns=adapters.expand.shape[2],
+        )
 
     def _shrunk(self, x: Value, weight: PackedWeight) -> Value:
         """Appends the product with all adapters' a: see ShrinkOp."""
@@ -343,6 +380,8 @@ class CpuOps(Ops):
         if weight.groups:
             group = weight.groups.values
             num_after += -(-num_values // group)
+        if weight.gguf:
+            num_after = num_values // ROW_GROUP + num_values // SUM_VALUES
         width = num_values + num_after * torch.float32.itemsize
         out = Value(x.buffers, width, torch.uint8, x.rows)
         args = QuantiseOp(
@@ -538,7 +577,23 @@ class CpuOps(Ops):
             _check_tensor(name, tensor, self.dtype, shape)
 
 
+def _runs_of(parts: Sequence[Part], activation: Activation, dtype: torch.dtype) -> list[list[Part]]:
+    """Splits a layer with parts in types of GGUF into runs of one form each. Where outputs can't be split, and with
+    float32 rows, such parts become floats."""
+    types = {part.type for part in parts if isinstance(part, GgufWeight)}
+    if not types:
+        return [[*parts]]
+    runs = [[*run] for _, run in groupby(parts, form_of)]
+    has_whole_tiles = not any(sum(part.shape[0] for part in run) % TILE_COLUMNS for run in runs[:-1])
+    can_split = has_whole_tiles and not activation.is_gated
+    if dtype is torch.bfloat16 and (can_split if len(runs) > 1 else types != {"MXFP4"}):
+        return runs
+    return [[*without_blocks(parts, dtype)]]
+
+
 def _zero_of_rows(weight: PackedWeight) -> int:
+    if weight.gguf:
+        return 0
     if weight.groups is None or weight.groups.has_zeros:
         return 1
     return ZEROS[weight.kind.name.lower().removesuffix("_groups")]

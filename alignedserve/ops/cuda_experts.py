@@ -11,7 +11,7 @@ from alignedserve.kernels.quantised import side_by_side
 from alignedserve.kernels.triton.coded_weight import CodedWeight, tensors_of
 from alignedserve.kernels.triton.expert_products import Biases, ExpertWeights
 from alignedserve.ops.experts import Expert, ExpertsSpec, TakeExpert, taken
-from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts, without_blocks
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class _Stack:
 
     def add(self, parts: Sequence[Part]) -> None:
         weight: torch.Tensor | CodedWeight
+        parts = without_blocks(parts, self._dtype)
         if coded := quantised_parts(parts, self._scheme, self._dtype):
             weight = CodedWeight.of(side_by_side(coded), self._device)
         else:

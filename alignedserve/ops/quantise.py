@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from alignedserve.kernels.gguf import GgufWeight
 from alignedserve.kernels.int4 import quantise_int4
 from alignedserve.kernels.quantised import (
     BITS,
@@ -30,6 +31,7 @@ __all__ = [
     "MXFP4",
     "QUANTISERS",
     "ZEROS",
+    "GgufWeight",
     "Part",
     "QuantisedWeight",
     "form_of",
@@ -38,9 +40,10 @@ __all__ = [
     "plain_parts",
     "quantised_parts",
     "to_unsigned",
+    "without_blocks",
 ]
 
-Part = torch.Tensor | QuantisedWeight
+Part = torch.Tensor | QuantisedWeight | GgufWeight
 # By the possible values of `quantization`.
 QUANTISERS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
     INT8: quantise_int8,
@@ -75,8 +78,17 @@ def form_of(part: Part) -> str:
     """Describes a part's form. Parts of the same shape can be stored alike if their forms are equal."""
     if isinstance(part, torch.Tensor):
         return "floats"
+    if isinstance(part, GgufWeight):
+        return part.type
     zeros = "" if part.zeros is None else ", with zeros"
     return f"{part.kind} (scales of an output: {part.num_groups}, {part.scales.dtype}{zeros})"
+
+
+def without_blocks(parts: Sequence[Part], dtype: torch.dtype) -> list[torch.Tensor | QuantisedWeight]:
+    """Returns the parts with those in types of GGUF as floats in `dtype`, or as MXFP4 if all are in that."""
+    if all(isinstance(part, GgufWeight) and part.is_mxfp4 for part in parts):
+        return [part.as_mxfp4() for part in parts if isinstance(part, GgufWeight)]
+    return [part.dequantised(dtype) if isinstance(part, GgufWeight) else part for part in parts]
 
 
 def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:

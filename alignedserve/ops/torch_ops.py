@@ -22,7 +22,7 @@ from alignedserve.ops.base import (
     place_of,
 )
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert, taken
-from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts, without_blocks
 from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
@@ -116,6 +116,7 @@ class TorchOps(Ops):
         num_outputs: int = 0,
     ) -> TorchLinear:
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
+        parts = without_blocks(parts, self.dtype)
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
             return self._coded_linear(side_by_side(quantised), bias, activation, split, num_outputs)
         weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)

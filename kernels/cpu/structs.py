@@ -16,6 +16,19 @@ class WeightKind(IntEnum):
     INT8_GROUPS = 3
     FP8 = 4
     MXFP4 = 5
+    # The types of GGUF.
+    Q4_0 = 6
+    Q4_1 = 7
+    Q5_0 = 8
+    Q5_1 = 9
+    Q8_0 = 10
+    Q2_K = 11
+    Q3_K = 12
+    Q4_K = 13
+    Q5_K = 14
+    Q6_K = 15
+    IQ4_NL = 16
+    IQ4_XS = 17
 
     @property
     def takes_codes(self) -> bool:
@@ -72,6 +85,7 @@ class EmbedOp(Structure):
         *((name, c_void_p) for name in ("table", "ids", "add_to", "out")),
         *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride", "tile_bytes")),
         ("scale", c_float),
+        ("weight_kind", c_int32),
     ]
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.gguf import pack_gguf, tile_bytes
 from alignedserve.kernels.cpu.groups import TILE_COLUMNS, WORD_BYTES, GroupForm, pack_groups
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
+from alignedserve.kernels.gguf import GgufWeight
 from alignedserve.kernels.quantised import QuantisedWeight, side_by_side, to_signed
 
 # The code of 0 in eight-bit rows.
@@ -54,6 +56,10 @@ class PackedWeight:
     dtype: torch.dtype
     int8: Int8Columns | None = None
     groups: GroupForm | None = None
+    # The type of GGUF.
+    gguf: str | None = None
+    # Layers of the outputs after these, whose weights have other forms: see `side_by_side_runs`.
+    rest: tuple[PackedWeight, ...] = ()
     # Whether this rank has some of the inputs, so that results are added up across ranks.
     is_partial: bool = False
     # If this rank has some of the outputs: the number of outputs of all ranks together, else 0.
@@ -64,6 +70,8 @@ class PackedWeight:
     def kind(self) -> WeightKind:
         if self.groups:
             return self.groups.kind
+        if self.gguf:
+            return WeightKind[self.gguf]
         return WeightKind.INT8 if self.int8 else WeightKind.AS_ROWS
 
     @property
@@ -71,7 +79,14 @@ class PackedWeight:
         """Bytes of a tile of 32 columns. A row of the unpacked weight is a column here."""
         if self.groups:
             return self.groups.tile_bytes
+        if self.gguf:
+            return tile_bytes(self.gguf, self.in_features)
         return _tile_bytes(self.in_features, torch.int8 if self.int8 else self.dtype)
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the whole layer."""
+        return self.out_features + sum(each.out_features for each in self.rest)
 
     @property
     def num_columns(self) -> int:
@@ -86,6 +101,9 @@ class PackedWeight:
             raise ValueError(
                 f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
             )
+        if self.rest and first >= self.out_features:
+            following = replace(self.rest[0], rest=self.rest[1:])
+            return following.outputs_from(first - self.out_features)
         return replace(
             self,
             tiles=self.tiles[first // TILE_COLUMNS * self.tile_bytes :],
@@ -228,6 +246,22 @@ def pack_quantised(
     tiles = arena.allocate(shape.num_tiles * form.tile_bytes)
     pack_groups(whole, torch.cat(shape.columns()), tiles.view(shape.num_tiles, -1), form)
     return replace(made, tiles=tiles, groups=form)
+
+
+def pack_blocks(
+    parts: Sequence[GgufWeight],
+    biases: Sequence[torch.Tensor] | None,
+    activation: ActivationCode,
+    dtype: torch.dtype,
+    arena: Arena,
+) -> PackedWeight:
+    """Packs parts of one type of GGUF. Rows are in `dtype`, and quantised to eight bits at run time."""
+    shape = _shape_of([part.shape for part in parts], biases, activation, dtype)
+    name, in_features = parts[0].type, parts[0].shape[1]
+    tiles = arena.allocate(shape.num_tiles * tile_bytes(name, in_features))
+    pack_gguf(parts, activation.is_gated, tiles.view(shape.num_tiles, -1))
+    bias = _pack_biases(biases, shape, dtype)
+    return PackedWeight(tiles, bias, in_features, shape.out_features, activation, dtype, gguf=name)
 
 
 def _pack_biases(

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "amx.h"
+#include "gguf.h"
 #include "groups.h"
 #include "math.h"
 #include "ops.h"
@@ -28,7 +29,7 @@ constexpr int64_t kChunksPerThread = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool has_groups(const LinearOp& op) { return op.weight_kind != Weight::AsRows && op.weight_kind != Weight::Int8; }
+bool has_groups(Weight kind) { return kind != Weight::AsRows && kind != Weight::Int8 && !is_gguf(kind); }
 
 int64_t num_words(const LinearOp& op, Dtype dtype) {
   if (takes_codes(op.weight_kind)) return words<int8>(op.in_features);
@@ -36,7 +37,8 @@ int64_t num_words(const LinearOp& op, Dtype dtype) {
 }
 
 int64_t tile_bytes_of(const LinearOp& op, Dtype dtype) {
-  if (has_groups(op)) return GroupForm(op).tile_bytes();
+  if (is_gguf(op.weight_kind)) return gguf_form(op.weight_kind).bytes(op.in_features);
+  if (has_groups(op.weight_kind)) return GroupForm(op).tile_bytes();
   return num_words(op, dtype) * kStepBytes;
 }
 
@@ -192,9 +194,9 @@ void int4_block(const LinearOp& op, int64_t row, int64_t tile, char*) {
   const GroupForm form(op);
   const GroupNibbles columns{{{nullptr, form.tile_bytes()}}};
   if (OurGroups::are(form))
-    group_block<uint4, T, true, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
+    group_block<uint6, T, true, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
   else
-    group_block<uint4, T, false, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
+    group_block<uint6, T, false, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
 }
 
 template <class T, int ROWS, int TILES>
@@ -387,6 +389,7 @@ void multiply_groups(const LinearOp& op, const LinearSpan& span) {
 
 template <class T>
 void multiply_any(const LinearOp& op, const LinearSpan& span) {
+  if (is_gguf(op.weight_kind)) return multiply_gguf(op, span);
   switch (op.weight_kind) {
     case Weight::AsRows:
       return multiply<T, T>(op, span);
@@ -400,6 +403,8 @@ void multiply_any(const LinearOp& op, const LinearSpan& span) {
       return multiply_groups<T, Weight::Fp8>(op, span);
     case Weight::Mxfp4:
       return multiply_groups<T, Weight::Mxfp4>(op, span);
+    default:
+      return;
   }
 }
 
@@ -435,3 +440,7 @@ int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype) {
 }
 
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype) { return tile_bytes_of(op, dtype); }
+
+void finish_linear(const LinearOp& op, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride) {
+  finish_rows<bf16>(op, row, rows, tile, sums, stride);
+}

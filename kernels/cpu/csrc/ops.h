@@ -25,12 +25,33 @@ constexpr bool is_gated(Activation activation) {
   return activation >= Activation::SiluGated;
 }
 
-// The format of a linear layer's weight: see tile.h and groups.h.
-enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4, Mxfp4 = 5 };
+// The format of a linear layer's weight: see tile.h, groups.h, and gguf.h for those from Q4_0 on.
+enum class Weight : int32_t {
+  AsRows = 0,
+  Int8 = 1,
+  Int4 = 2,
+  Int8Groups = 3,
+  Fp8 = 4,
+  Mxfp4 = 5,
+  Q4_0 = 6,
+  Q4_1 = 7,
+  Q5_0 = 8,
+  Q5_1 = 9,
+  Q8_0 = 10,
+  Q2_K = 11,
+  Q3_K = 12,
+  Q4_K = 13,
+  Q5_K = 14,
+  Q6_K = 15,
+  IQ4_NL = 16,
+  IQ4_XS = 17,
+};
+
+constexpr bool is_gguf(Weight kind) { return kind >= Weight::Q4_0; }
 
 // Whether rows are in eight bits, written by Quantise.
 constexpr bool takes_codes(Weight kind) {
-  return kind == Weight::Int8 || kind == Weight::Int4 || kind == Weight::Int8Groups;
+  return kind == Weight::Int8 || kind == Weight::Int4 || kind == Weight::Int8Groups || is_gguf(kind);
 }
 
 enum class OpKind : int32_t {
@@ -66,6 +87,8 @@ struct EmbedOp {
   // 0: the table's rows are contiguous. Else the table is a linear layer's weight, and this is the bytes of its tiles.
   int64_t tile_bytes;
   float scale;
+  // AsRows, or a type of GGUF
+  Weight weight_kind;
 };
 
 // out = norm(x) (* weight) (+ bias) (+ residual)
@@ -84,7 +107,8 @@ struct NormOp {
 // Quantises rows to eight bits, for linear layers with weights in eight or four. Each value x becomes a code, round(x /
 // scale); the row's scale is its largest absolute value over 127. Codes are padded with zeros to whole blocks of
 // values, and the scale follows. For Int8, 128 is added to codes. For Int4 and Int8Groups, the scale is followed by an
-// int32 for each group: the sum of its codes times -zero.
+// int32 for each group: the sum of its codes times -zero. For types of GGUF, each 32 values have a scale: codes are
+// followed by all scales, and then by the int32 sum of each 16 codes.
 struct QuantiseOp {
   const void* x;
   uint8_t* out;
@@ -387,6 +411,10 @@ void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
 int64_t linear_rows_at_once(const LinearOp& op, Dtype dtype);
 
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
+
+// Writes the results of a block of rows and a tile: adapters and all that follows. Row r's sums begin at
+// sums[r * stride]. Rows are bfloat16.
+void finish_linear(const LinearOp& op, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride);
 
 // Adds the result of these rows' adapters to the sums of a tile. Row r's vectors begin at sums[r * stride].
 void add_adapters(const LinearOp& op, Dtype dtype, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride);

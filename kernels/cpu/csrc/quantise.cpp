@@ -1,5 +1,6 @@
 // Quantises rows to eight bits, for linear layers with weights in eight bits or four.
 
+#include "gguf.h"
 #include "groups.h"
 #include "ops.h"
 #include "rows.h"
@@ -54,6 +55,29 @@ void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
   }
 }
 
+// The width is whole groups.
+template <class T>
+void quantise_groups(const QuantiseOp& op, const T* x, uint8_t* out) {
+  for (int64_t i = 0; i < op.width; i += kRowGroup) {
+    const float largest = largest_of(x + i, kRowGroup);
+    const float scale = largest / kLargest, inverse = largest > 0.0f ? kLargest / largest : 0.0f;
+    std::memcpy(out + gguf_scales_at(op.width) + i / kRowGroup * sizeof scale, &scale, sizeof scale);
+    for (int64_t j = i; j < i + kRowGroup; j += kSumValues) {
+      const i32x16 codes = rounded(load(x + j) * inverse);
+      const u8x16 bytes = low_bytes((u32x16)codes);
+      std::memcpy(out + j, &bytes, sizeof bytes);
+      int32_t sum = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sum += int8_t(bytes[lane]);
+      std::memcpy(out + gguf_sums_at(op.width) + j / kSumValues * sizeof sum, &sum, sizeof sum);
+    }
+  }
+}
+
+template <class T>
+void quantise_any(const QuantiseOp& op, const T* x, uint8_t* out) {
+  is_gguf(op.weight_kind) ? quantise_groups(op, x, out) : quantise_row(op, x, out);
+}
+
 }  // namespace
 
 int64_t quantise_chunks(const QuantiseOp& op, const Step& step) { return row_chunks(step.num_rows * op.rows_each); }
@@ -63,8 +87,8 @@ void quantise(const QuantiseOp& op, Dtype dtype, const Step& step, int64_t chunk
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     uint8_t* out = op.out + row * op.out_stride;
     if (dtype == Dtype::Float32)
-      quantise_row(op, static_cast<const float*>(op.x) + row * op.x_stride, out);
+      quantise_any(op, static_cast<const float*>(op.x) + row * op.x_stride, out);
     else
-      quantise_row(op, static_cast<const bf16*>(op.x) + row * op.x_stride, out);
+      quantise_any(op, static_cast<const bf16*>(op.x) + row * op.x_stride, out);
   }
 }

@@ -43,12 +43,12 @@ struct int8 {
   int8_t value;
 };
 
-// In a tile. The rows beside them have signed values from -127 on. Values of uint4 are below 16.
+// In a tile. The rows beside them have signed values from -127 on. Values of uint6 are below 64.
 struct uint8 {
   uint8_t value;
 };
 
-struct uint4 {
+struct uint6 {
   uint8_t value;
 };
 
@@ -142,7 +142,7 @@ ALWAYS_INLINE IntPart multiply_add_part<uint8>(WordPart a, WordPart b, IntPart a
 }
 
 template <>
-ALWAYS_INLINE IntPart multiply_add_part<uint4>(WordPart a, WordPart b, IntPart acc) {
+ALWAYS_INLINE IntPart multiply_add_part<uint6>(WordPart a, WordPart b, IntPart acc) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // no sum of two such products saturates
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)b, (__m256i)a);
