@@ -13,7 +13,7 @@ from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import GgufWeight, Part, plain_parts, quantised_parts
 from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
@@ -51,8 +51,14 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops that count bytes, and keep nothing."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None) -> None:
-        super().__init__(dtype, quantization=quantization)
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        quantization: str | None,
+        shard: Shard | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dtype, device, quantization)
         self.shard = shard or Shard()
         self.num_bytes = 0
 
@@ -65,6 +71,10 @@ class ListingOps(TorchOps):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> TorchLinear:
+        for part in parts:
+            if isinstance(part, GgufWeight):
+                is_kept = part.is_mxfp4 or (self.dtype is torch.bfloat16 and self.device.type == "cpu")
+                self.num_bytes += part.num_bytes if is_kept else part.shape.numel() * self.dtype.itemsize
         # Quantised weights keep their own scheme.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
         scheme = self.scheme(is_head)
@@ -107,10 +117,11 @@ def num_weight_bytes(
     adapters: Sequence[tuple[str, str]] = (),
     max_lora_rank: int = 0,
     num_adapter_places: int = 0,
+    device: torch.device | str = "cpu",
 ) -> int:
     """The bytes of all tensors that a model, or one rank's part of it, keeps. Raises ValueError if the checkpoint or an
     adapter does not fit the model. `adapters`: (name, path) of each. `num_adapter_places`: see NumberedAdapters."""
-    ops = ListingOps(dtype, quantization, shard)
+    ops = ListingOps(dtype, quantization, shard, device)
     listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank, num_adapter_places)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
