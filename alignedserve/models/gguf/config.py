@@ -202,9 +202,11 @@ def _qwen3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
-    model = _common(metadata, "Qwen3MoeForCausalLM", inner="expert_feed_forward_length")
-    inner = model["intermediate_size"]
-    return model | _experts(metadata) | {"moe_intermediate_size": inner, "norm_topk_prob": True}
+    return (
+        _common(metadata, "Qwen3MoeForCausalLM")
+        | _experts(metadata)
+        | {"moe_intermediate_size": metadata.size("expert_feed_forward_length"), "norm_topk_prob": True}
+    )
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
