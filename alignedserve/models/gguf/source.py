@@ -91,7 +91,8 @@ class GgufSource(CheckpointSource[GgufFile]):
         return file.in_order(stored_name, values.view(shape))
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[GgufFile, str]:
-        return [super(GgufSource, self).expect(*part) for part in _stored_parts(name, shape)][0]
+        first, *_ = [super(GgufSource, self).expect(*part) for part in _stored_parts(name, shape)]
+        return first
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
         name = f"{layer}.weight"
