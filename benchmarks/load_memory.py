@@ -28,7 +28,8 @@ from alignedserve.models.listed_weights import ListedSource, ListingOps, num_wei
 from alignedserve.models.quantised import mxfp4
 from alignedserve.models.quantised.config import QuantisedConfig
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource, TakePart
+from alignedserve.models.safetensors_source import SafetensorsSource
+from alignedserve.models.weights import TakePart
 from alignedserve.ops.cpu_ops import CpuOps
 from benchmarks.harness import parser_of
 

@@ -67,7 +67,12 @@ class Settings:
 
     @property
     def served_name(self) -> str:
-        return self.http.served_model_name or self.engine.model
+        if self.http.served_model_name or not self.engine.model.endswith(".gguf"):
+            return self.http.served_model_name or self.engine.model
+        # This imports numpy, which `serve --help` does not need.
+        from alignedserve.models.gguf.directory import model_name
+
+        return model_name(self.engine.model)
 
     def block_format(self, model_config: ModelConfig, dtype: str) -> BlockFormat:
         # This imports numpy and tokenizers, which `serve --help` does not need.

@@ -31,7 +31,7 @@ def model_config_from_dict(
     model = _family(fields)(fields)
     quantised = model["quantised"] = read_quantised(fields)
     is_gpt_oss = model["architecture"] == "gpt_oss"
-    if quantised and (quantised.method == "mxfp4") != is_gpt_oss:
+    if quantised and quantised.method != "gguf" and (quantised.method == "mxfp4") != is_gpt_oss:
         raise ValueError(
             f"{where}: quant_method is {quantised.method!r}; must be "
             + ("mxfp4 for gpt_oss" if is_gpt_oss else f"another for {model['architecture']}")

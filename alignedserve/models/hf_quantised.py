@@ -218,10 +218,16 @@ def _module_pattern(fields: Fields, name: str) -> str:
     return _pattern(fields, "modules_to_not_convert", pattern)
 
 
+def _gguf(fields: Fields) -> QuantisedConfig:
+    # Each tensor has its own type, which its file says.
+    return QuantisedConfig("gguf", "gguf", ", ".join(_names(fields, "types")), None)
+
+
 READERS: dict[str, Callable[[Fields], QuantisedConfig]] = {
     "awq": _awq,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
+    "gguf": _gguf,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
 }

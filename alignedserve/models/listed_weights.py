@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource, TakePart
+from alignedserve.models.source import open_checkpoint
+from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.quantise import GgufWeight, Part, plain_parts, quantised_parts
@@ -21,7 +23,7 @@ from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 class ListedSource:
     """A WeightSource of shapes. With a checkpoint, it checks that the checkpoint has the tensors."""
 
-    def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
+    def __init__(self, dtype: torch.dtype, checkpoint: CheckpointSource[Any] | None) -> None:
         self._dtype = dtype
         self._checkpoint = checkpoint
 
@@ -52,14 +54,12 @@ class ListingOps(TorchOps):
     """Ops that count bytes, and keep nothing."""
 
     def __init__(
-        self,
-        dtype: torch.dtype,
-        quantization: str | None,
-        shard: Shard | None = None,
-        device: torch.device | str = "cpu",
+        self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None, is_cpu: bool = True
     ) -> None:
-        super().__init__(dtype, device, quantization)
+        super().__init__(dtype, quantization=quantization)
         self.shard = shard or Shard()
+        # Whether GGUF's types stay as they are. Elsewhere they become floats.
+        self._keeps_blocks = is_cpu and dtype is torch.bfloat16
         self.num_bytes = 0
 
     def linear_weight(
@@ -71,12 +71,12 @@ class ListingOps(TorchOps):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> TorchLinear:
-        for part in parts:
-            if isinstance(part, GgufWeight):
-                is_kept = part.is_mxfp4 or (self.dtype is torch.bfloat16 and self.device.type == "cpu")
-                self.num_bytes += part.num_bytes if is_kept else part.shape.numel() * self.dtype.itemsize
         # Quantised weights keep their own scheme.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
+        for part in parts:
+            if isinstance(part, GgufWeight):
+                is_kept = self._keeps_blocks or part.is_mxfp4
+                self.num_bytes += part.num_bytes if is_kept else part.shape.numel() * self.dtype.itemsize
         scheme = self.scheme(is_head)
         self._count(plain_parts(parts), BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
@@ -97,9 +97,7 @@ class ListingOps(TorchOps):
 
 def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
     """Raises ValueError if the files in the directory do not have exactly the model's tensors."""
-    checkpoint = SafetensorsSource(
-        directory, torch.float32, "cpu", progress=False, quantised=config.quantised
-    )
+    checkpoint = open_checkpoint(directory, torch.float32, "cpu", config.quantised)
     num_weight_bytes(config, torch.float32, checkpoint, shard=Shard(0, num_ranks))
 
 
@@ -111,17 +109,17 @@ def check_adapters(config: ModelConfig, adapters: Sequence[tuple[str, str]], max
 def num_weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
-    checkpoint: SafetensorsSource | None,
+    checkpoint: CheckpointSource[Any] | None,
     quantization: str | None = None,
     shard: Shard | None = None,
     adapters: Sequence[tuple[str, str]] = (),
     max_lora_rank: int = 0,
     num_adapter_places: int = 0,
-    device: torch.device | str = "cpu",
+    is_cpu: bool = True,
 ) -> int:
     """The bytes of all tensors that a model, or one rank's part of it, keeps. Raises ValueError if the checkpoint or an
     adapter does not fit the model. `adapters`: (name, path) of each. `num_adapter_places`: see NumberedAdapters."""
-    ops = ListingOps(dtype, quantization, shard, device)
+    ops = ListingOps(dtype, quantization, shard, is_cpu)
     listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank, num_adapter_places)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)

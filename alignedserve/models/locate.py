@@ -1,8 +1,10 @@
-"""Resolves a model's name: a directory, a preset, or a repository on the Hugging Face hub. Needs no torch."""
+"""Resolves a model's name: a directory, a GGUF file, a preset, or a repository on the Hugging Face hub. Needs no
+torch."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,9 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SMALL_FILES = ("*.json", "*.jinja", "merges.txt")
 # Never *.bin or *.pt, because unpickling runs code.
 WEIGHT_FILES = ("*.safetensors",)
+GGUF_SUFFIX = ".gguf"
+# A file's quantisation is the last part of its name.
+_OF_QUANTISATION = re.compile(r"(?:^|[-./])((?:UD-)?\w+?)(?:-\d{5}-of-\d{5})?\.gguf$")
 # The same weights in another layout, which Meta's and Mistral's repositories have, too.
 OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 
@@ -45,7 +50,9 @@ class NotInCache(ValueError):
 def locate_model(
     model: str | Path, load_format: str = "auto", revision: str | None = None, may_download: bool = True
 ) -> Location:
-    """Prefers a directory to a preset, and a preset to a repository on the hub.
+    """Prefers a directory or GGUF file to a preset, and a preset to a repository on the hub.
+
+    A quantisation may follow the name of a repository of GGUF files, as in org/name:Q4_K_M.
 
     Downloads what the hub's cache lacks; with load_format "dummy", no weights. Raises ValueError if `model` is none of
     the three, or is not a supported model. Raises NotInCache if the model is not cached and `may_download` is False.
@@ -54,12 +61,31 @@ def locate_model(
         raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
     name, is_dummy = str(model), load_format == "dummy"
     path = Path(os.path.expanduser(model))
+    repository, _, quantisation = name.partition(":")
+    is_on_hub = not path.exists() and bool(quantisation) and _looks_like_repository(repository)
+    if is_on_hub:
+        path = _fetch_gguf(repository, quantisation, revision, may_download)
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
+        directory = _directory_of_gguf(path)
+        return Location(name, load_model_config(directory), directory, is_dummy, is_cached=is_on_hub)
     if path.exists() and not path.is_dir():
-        raise ValueError(f"model is {name!r}, which is a file; must be the directory of a model")
+        raise ValueError(f"model is {name!r}, which is a file; must be a directory, or a {GGUF_SUFFIX} file")
     if not path.is_dir() and name in PRESETS:
         return Location(name, _preset(name, load_format), directory=None, is_dummy=True)
-    directory = path if path.is_dir() else _fetch(name, revision, not is_dummy, may_download)
+    directory = path
+    if not path.is_dir():
+        directory = _fetch(
+            name, revision, SMALL_FILES if is_dummy else SMALL_FILES + WEIGHT_FILES, may_download
+        )
+        _refuse_gguf_repository(name, directory)
     return Location(name, load_model_config(directory), directory, is_dummy, is_cached=not path.is_dir())
+
+
+def _directory_of_gguf(path: Path) -> Path:
+    # Most models don't need it.
+    from alignedserve.models.gguf.directory import directory_of_file
+
+    return directory_of_file(path)
 
 
 def _preset(name: str, load_format: str) -> ModelConfig:
@@ -71,13 +97,50 @@ def _preset(name: str, load_format: str) -> ModelConfig:
     return PRESETS[name]
 
 
-def _fetch(name: str, revision: str | None, with_weights: bool, may_download: bool) -> Path:
+def _refuse_gguf_repository(name: str, directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise ValueError(
+            f"model is {name!r}, which holds no config.json; if it holds GGUF files, name one, as in {name}:Q4_K_M"
+        )
+
+
+def _fetch_gguf(repository: str, quantisation: str, revision: str | None, may_download: bool) -> Path:
+    """Returns the first file of this quantisation. Raises ValueError with those that there are if it is not among
+    them."""
+    names = _files_on_hub(repository, revision) if may_download else []
+    if not names:
+        cached = _fetch(repository, revision, (), may_download=False)
+        names = [str(path.relative_to(cached)) for path in cached.rglob(f"*{GGUF_SUFFIX}")]
+    found = _OF_QUANTISATION
+    labels = {
+        name: each[1] for name in sorted(names) if (each := found.search(name)) and "mmproj" not in name
+    }
+    chosen = [name for name, label in labels.items() if label.lower() == quantisation.lower()]
+    firsts = [name for name in chosen if "-of-" not in name or "-00001-of-" in name]
+    if len(firsts) != 1:
+        which = ", ".join(firsts or dict.fromkeys(labels.values())) or "no GGUF files"
+        raise ValueError(
+            f"model is '{repository}:{quantisation}'; must name one quantization of those that are there: {which}"
+        )
+    return _fetch(repository, revision, tuple(chosen), may_download) / firsts[0]
+
+
+def _files_on_hub(repository: str, revision: str | None) -> list[str]:
+    """Returns nothing if the hub can't be asked."""
+    try:
+        return huggingface_hub.list_repo_files(repository, revision=revision)
+    except Exception:
+        # The hub's client does not wrap the exceptions of its HTTP library. The download reports what is wrong.
+        return []
+
+
+def _fetch(name: str, revision: str | None, patterns: tuple[str, ...], may_download: bool) -> Path:
+    """Returns the directory in the hub's cache, in which the files with these patterns are."""
     if not _looks_like_repository(name):
         raise ValueError(
-            f"model is {name!r}; must be an existing directory, the name of a hub repository (org/name), "
+            f"model is {name!r}; must be an existing directory, a GGUF file, the name of a hub repository (org/name), "
             f"or with load_format dummy a preset: {', '.join(PRESETS)}"
         )
-    patterns = SMALL_FILES + WEIGHT_FILES if with_weights else SMALL_FILES
     try:
         path = huggingface_hub.snapshot_download(
             name,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from alignedserve.models.file_map import TensorEntry, map_file
+from alignedserve.models.mapped_file import MappedFile
 
 LENGTH_BYTES = 8
 # The limit of the safetensors library.
@@ -32,50 +32,16 @@ STORED_DTYPES = DTYPES | {
 }
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    dtype: str
-    shape: tuple[int, ...]
-    # First byte and end, counted from the start of the file.
-    begin: int
-    end: int
-
-
-class SafetensorsFile:
-    """The map lives until the last reference to this object or to one of its tensors is gone.
-
-    There is no `close`: torch's views keep the map object alive, but not open, and would read unmapped memory.
-    """
-
+class SafetensorsFile(MappedFile):
     def __init__(self, path: Path) -> None:
         """Raises ValueError if the file can't be read, or does not match its header exactly."""
-        self.path = path
-        size = path.stat().st_size
-        if size < LENGTH_BYTES:
-            raise ValueError(f"{path} is truncated: {size} bytes; must have at least {LENGTH_BYTES}")
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise ValueError(f"{path}: can't be read: {error.strerror}") from error
-        self.entries = self._read_header(size)
+        mapped = map_file(path, LENGTH_BYTES)
+        super().__init__(path, mapped, {})
+        self.entries = self._read_header(len(mapped))
 
     def tensor(self, name: str) -> torch.Tensor:
         """Returns a view of the mapped file. It must not be written to."""
-        entry, dtype = self.entries[name], self.dtype_of(name, tuple(STORED_DTYPES))
-        if entry.begin == entry.end:
-            return torch.empty(entry.shape, dtype=dtype)
-        self._advise(entry.begin, entry.end, "MADV_WILLNEED")
-        with warnings.catch_warnings():
-            # torch warns that the map is read-only.
-            warnings.simplefilter("ignore", UserWarning)
-            raw = torch.frombuffer(
-                self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin
-            )
-        if entry.begin % dtype.itemsize:
-            # The format does not guarantee alignment, but torch's kernels expect it.
-            raw = raw.clone()
-        return raw.view(dtype).view(entry.shape)
+        return self.stored_values(name, self.dtype_of(name, tuple(STORED_DTYPES)))
 
     def dtype_of(self, name: str, allowed: tuple[str, ...] = tuple(DTYPES)) -> torch.dtype:
         """Returns the tensor's dtype. Raises ValueError if it is not in `allowed`, by default the floating-point
@@ -84,16 +50,6 @@ class SafetensorsFile:
         if found not in allowed:
             raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(allowed)}")
         return STORED_DTYPES[found]
-
-    def drop(self, begin: int = 0, end: int | None = None) -> None:
-        """Releases the pages of these bytes. They may be read again, which fetches them anew."""
-        self._advise(begin, len(self._map) if end is None else end, "MADV_DONTNEED")
-
-    def _advise(self, begin: int, end: int, advice: str) -> None:
-        # Not every platform has it.
-        if hasattr(mmap, advice):
-            start = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(getattr(mmap, advice), start, end - start)
 
     def _read_header(self, size: int) -> dict[str, TensorEntry]:
         header_bytes = int.from_bytes(self._map[:LENGTH_BYTES], "little")

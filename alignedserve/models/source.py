@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.locate import locate_model
-from alignedserve.models.weights import DummySource, SafetensorsSource, WeightSource
+from alignedserve.models.quantised.config import QuantisedConfig
+from alignedserve.models.safetensors_source import SafetensorsSource
+from alignedserve.models.weights import CheckpointSource, WeightSource
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,24 @@ class ModelSource:
     ) -> WeightSource:
         if self.is_dummy or self.directory is None:
             return DummySource(dtype, device, seed)
-        return SafetensorsSource(self.directory, dtype, device, progress, self.config.quantised)
+        return open_checkpoint(self.directory, dtype, device, self.config.quantised, progress)
+
+
+def open_checkpoint(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quantised: QuantisedConfig | None,
+    progress: bool = False,
+) -> CheckpointSource[Any]:
+    """Opens the weights of a model directory. Raises ValueError if they can't be read."""
+    # This folder is imported by that one.
+    from alignedserve.models.gguf.directory import linked_files
+    from alignedserve.models.gguf.source import GgufSource
+
+    if linked_files(directory):
+        return GgufSource(directory, dtype, device, progress)
+    return SafetensorsSource(directory, dtype, device, progress, quantised)
 
 
 def resolve_model(model: str | Path, load_format: str = "auto", revision: str | None = None) -> ModelSource:

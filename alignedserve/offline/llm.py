@@ -136,7 +136,9 @@ class LLM:
         # A preset has no files, so it has no tokenizer.
         tokenizer = self.config.tokenizer or built.source.directory
         if tokenizer is not None and not self.config.skip_tokenizer_init:
-            self._tokenizer = Tokenizer.from_directory(tokenizer)
+            self._tokenizer = Tokenizer.from_directory(
+                tokenizer, where=self.config.tokenizer or self.config.model
+            )
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
         # Only one generate call runs at a time: the outputs of a step belong to one call.

@@ -14,7 +14,7 @@ from alignedserve.engine import build
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import ListingOps, check_files, num_weight_bytes
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.safetensors_source import SafetensorsSource
 from tests import quantised_checkpoints, tiny_models
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
 from tests.engine.test_quantised import logprobs

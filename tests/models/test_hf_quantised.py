@@ -101,8 +101,11 @@ GPTQ, AWQ, FP8 = (FORMATS[name].config for name in ("gptq-4-128", "awq-128", "fp
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "hqq"}, "quant_method is 'hqq'; must be one of awq, compressed-tensors, fp8, gptq, mxfp4"),
-        ({}, "quant_method is missing; must be one of awq, compressed-tensors, fp8, gptq"),
+        (
+            {"quant_method": "hqq"},
+            "quant_method is 'hqq'; must be one of awq, compressed-tensors, fp8, gguf, gptq, mxfp4",
+        ),
+        ({}, "quant_method is missing; must be one of awq, compressed-tensors, fp8, gguf, gptq"),
         ({"quant_method": ["gptq"]}, "quant_method is .*; must be one of awq"),
         (GPTQ | {"bits": 3}, "bits is 3; must be 4 or 8"),
         (GPTQ | {"bits": [4]}, "bits is .*; must be 4 or 8"),

@@ -12,7 +12,8 @@ from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource, TakePart
+from alignedserve.models.safetensors_source import SafetensorsSource
+from alignedserve.models.weights import TakePart
 from alignedserve.ops.torch_ops import TorchOps
 
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from alignedserve.models.dummy_weights import DummySource
+from alignedserve.models.safetensors_source import SafetensorsSource
 from alignedserve.models.source import resolve_model
-from alignedserve.models.weights import SafetensorsSource
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -77,9 +77,9 @@ def test_a_name_that_can_be_nothing_is_reported_with_what_is_allowed(name: str) 
 
 
 def test_a_file_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").touch()
-    with pytest.raises(ValueError, match=r"m\.gguf', which is a file; must be the directory of a model"):
-        resolve_model(tmp_path / "m.gguf")
+    (tmp_path / "m.bin").touch()
+    with pytest.raises(ValueError, match=r"m\.bin', which is a file; must be a directory, or a \.gguf file"):
+        resolve_model(tmp_path / "m.bin")
 
 
 def test_an_unknown_load_format_is_reported(tmp_path: Path) -> None:

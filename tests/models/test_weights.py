@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from alignedserve.models import weights
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.safetensors_source import SafetensorsSource
 
 TENSORS = {
     "model.embed.weight": torch.arange(40.0).view(10, 4),

@@ -14,7 +14,7 @@ from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.models import listed_weights, lora
 from alignedserve.models.locate import NotInCache
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.source import open_checkpoint
 from alignedserve.ops.shard import Shard
 from alignedserve.text.tokenizer import Tokenizer
 
@@ -37,8 +37,7 @@ def num_weight_bytes(case: Case, with_adapters: bool = True) -> int:
     """
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
-        quantised = found.config.quantised
-        checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", False, quantised)
+        checkpoint = open_checkpoint(found.directory, case.torch_dtype, "cpu", found.config.quantised)
     engine = case.engine
     num_ranks = engine.tensor_parallel_size
     # No rank holds more than the first.
@@ -51,7 +50,7 @@ def num_weight_bytes(case: Case, with_adapters: bool = True) -> int:
         engine.adapters if with_adapters else (),
         engine.max_lora_rank,
         engine.num_adapter_places if with_adapters else 0,
-        case.device,
+        case.is_cpu,
     )
 
 

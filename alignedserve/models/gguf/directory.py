@@ -1,0 +1,140 @@
+"""A model directory for GGUF files, in the cache: small files as on the hub, and links to the GGUF files.
+
+It is made once for each version of a file. What reads model directories needs not know that it was a GGUF file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from alignedserve.models.gguf.config import config_of, generation_config_of
+from alignedserve.models.gguf.container import Header, read_header
+from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_of, tokenizer_of
+from alignedserve.models.hf_config import model_config_from_dict
+
+SUFFIX = ".gguf"
+# A new number makes all directories anew: it changes with what is written into them.
+VERSION = 1
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def link_name(number: int) -> str:
+    return f"from-{number:05}.gguf"
+
+
+def linked_files(directory: Path) -> list[Path]:
+    """The GGUF files of the directory, if it was made here."""
+    return sorted(directory.glob("from-?????.gguf"))
+
+
+def model_name(path: str) -> str:
+    """Returns the name of a file, without its folder, its ending and the number of a part."""
+    name = Path(path).name
+    found = _SPLIT.fullmatch(name)
+    return found[1] if found else name.removesuffix(SUFFIX)
+
+
+def directory_of_file(path: Path) -> Path:
+    """Returns the directory for a file, or for the first of several. Raises ValueError if they hold no model."""
+    files = _parts(path)
+    directory = cache_directory() / _key(files)
+    if not directory.is_dir():
+        _write(directory, whole(read_headers(files)), files)
+    return directory
+
+
+def cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "alignedserve" / "gguf"
+
+
+def read_headers(files: list[Path]) -> list[Header]:
+    """Raises ValueError unless the files are all parts of one model."""
+    headers, seen = [read_header(path) for path in files], set()
+    for number, header in enumerate(headers):
+        for key, must in {"no": number, "count": len(headers)}.items():
+            found = header.metadata.get(f"split.{key}", 0 if key == "no" else 1)
+            if found != must:
+                raise ValueError(f"{header.path}: split.{key} is {found}; must be {must}, as in its name")
+        for name in header.tensors:
+            if name in seen:
+                raise ValueError(f"{header.path}: {name} is in a file before it, too")
+            seen.add(name)
+    return headers
+
+
+def whole(headers: list[Header]) -> Header:
+    """Returns the first header, which has the metadata, with the tensors of all."""
+    first, *rest = headers
+    tensors = dict(first.tensors)
+    for each in rest:
+        tensors |= each.tensors
+    return Header(first.path, first.metadata, tensors)
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return [path.resolve()]
+    count = int(found[3])
+    if int(found[2]) != 1 or not 1 <= count <= 9999:
+        raise ValueError(f"model is '{path}'; must be the first of the {count} files, -00001-of-{found[3]}")
+    files = [
+        path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in range(1, count + 1)
+    ]
+    missing = [each.name for each in files if not each.is_file()]
+    if missing:
+        raise ValueError(f"{path}: of its {count} files {', '.join(missing[:5])} is missing")
+    return [each.resolve() for each in files]
+
+
+def _key(files: list[Path]) -> str:
+    """Differs if another version of a file is at the same path."""
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps([VERSION, stats]).encode()).hexdigest()[:32]
+
+
+def _write(directory: Path, header: Header, files: list[Path]) -> None:
+    """Another process may do the same: the first one's directory stays."""
+    config, generation = config_of(header), generation_config_of(header)
+    # Raises the errors of the configuration with the file's own name.
+    model_config_from_dict(config, generation, where=str(header.path))
+    texts = {"config.json": config, "generation_config.json": generation}
+    if has_tokenizer(header):
+        texts |= {
+            "tokenizer.json": tokenizer_of(header),
+            "tokenizer_config.json": tokenizer_config_of(header),
+        }
+    made = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
+        for name, values in texts.items():
+            (made / name).write_text(_as_json(header, values), encoding="utf-8")
+        for number, path in enumerate(files):
+            (made / link_name(number)).symlink_to(path)
+        made.rename(directory)
+    except OSError as error:
+        if directory.is_dir():
+            return
+        raise ValueError(
+            f"{directory.parent}: what was read of {header.path} can't be written there: {error.strerror}; "
+            "XDG_CACHE_HOME names another place"
+        ) from error
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def _as_json(header: Header, values: dict[str, Any]) -> str:
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{header.path}: its metadata has a number that is not finite: {error}") from None
