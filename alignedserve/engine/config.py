@@ -24,7 +24,7 @@ MOST_LORAS = 64
 
 @dataclass(frozen=True)
 class EngineConfig:
-    model: Annotated[str, "directory, hub name, or a preset with --load-format dummy"]
+    model: Annotated[str, "directory, GGUF file, hub name, or a preset with --load-format dummy"]
     tokenizer: Annotated[str | None, "directory of the tokenizer [default: the model's]"] = None
     skip_tokenizer_init: Annotated[bool, "load no tokenizer; requests and answers are token ids"] = False
     allow_special_tokens_in_messages: Annotated[

@@ -13,7 +13,7 @@ from alignedserve.models.lora import AdaptedLayer, AdaptedSource
 from alignedserve.models.weights import TakePart, WeightSource
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.quantise import Part, QuantisedWeight, inputs_of, outputs_of
+from alignedserve.ops.quantise import GgufWeight, Part, QuantisedWeight, inputs_of, outputs_of
 from alignedserve.ops.shard import WHOLE, RankPart, Shard, Split
 from alignedserve.ops.step import StepInputs
 
@@ -108,17 +108,24 @@ class Layers:
         """Returns the input embedding and the output layer.
 
         They are one object if they are tied, not quantised, and on one rank: an embedding keeps the checkpoint's
-        precision.
+        precision. With `quantization` only the output layer is converted.
         """
         if is_tied and self._ops.quantization is None and self.shard.size == 1:
-            both = self.tensor(f"{name}.weight", vocab_size, width)
-            head = self._ops.linear_weight([both], is_head=True)
+            head = self._ops.linear_weight([self.weight(name, vocab_size, width)], is_head=True)
             return head, head
         if is_tied:
-            both = self.tensor(f"{name}.weight", vocab_size, width)
-            return self._ops.parameter(both), self._head(both)
-        head = self._head(self._weights.linear("lm_head", vocab_size, width))
-        return self.parameter(f"{name}.weight", vocab_size, width), head
+            both = self.weight(name, vocab_size, width)
+            return self._table(both), self._head(both)
+        head = self._head(self.weight("lm_head", vocab_size, width))
+        return self._table(self.weight(name, vocab_size, width)), head
+
+    def _table(self, weight: Part) -> torch.Tensor | Linear:
+        """Makes an input embedding. One in codes is kept like a linear layer's weight."""
+        return (
+            self._ops.parameter(weight)
+            if isinstance(weight, torch.Tensor)
+            else self._ops.linear_weight([weight])
+        )
 
     def _head(self, weight: Part) -> Linear:
         """Makes the output layer. With several ranks each has a part of the vocabulary, padded to equal size."""
@@ -134,6 +141,8 @@ class Layers:
             )
         if num_filling and isinstance(weight, torch.Tensor):
             parts.append(weight.new_zeros(num_filling, width))
+        if num_filling and isinstance(weight, GgufWeight):
+            parts.append(GgufWeight(weight.type, weight.data.new_zeros(num_filling, weight.data.shape[1])))
         return self._ops.linear_weight(parts, is_head=True, split=Split.OUTPUTS, num_outputs=num_tokens)
 
     def linear(

@@ -15,7 +15,7 @@ from alignedserve.models.source import open_checkpoint
 from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import GgufWeight, Part, plain_parts, quantised_parts
 from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
@@ -53,9 +53,13 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops that count bytes, and keep nothing."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None, is_cpu: bool = True
+    ) -> None:
         super().__init__(dtype, quantization=quantization)
         self.shard = shard or Shard()
+        # Whether GGUF's types stay as they are. Elsewhere they become floats.
+        self._keeps_blocks = is_cpu and dtype is torch.bfloat16
         self.num_bytes = 0
 
     def linear_weight(
@@ -69,6 +73,10 @@ class ListingOps(TorchOps):
     ) -> TorchLinear:
         # Quantised weights keep their own scheme.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
+        for part in parts:
+            if isinstance(part, GgufWeight):
+                is_kept = self._keeps_blocks or part.is_mxfp4
+                self.num_bytes += part.num_bytes if is_kept else part.shape.numel() * self.dtype.itemsize
         scheme = self.scheme(is_head)
         self._count(plain_parts(parts), BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
@@ -107,10 +115,11 @@ def num_weight_bytes(
     adapters: Sequence[tuple[str, str]] = (),
     max_lora_rank: int = 0,
     num_adapter_places: int = 0,
+    is_cpu: bool = True,
 ) -> int:
     """The bytes of all tensors that a model, or one rank's part of it, keeps. Raises ValueError if the checkpoint or an
     adapter does not fit the model. `adapters`: (name, path) of each. `num_adapter_places`: see NumberedAdapters."""
-    ops = ListingOps(dtype, quantization, shard)
+    ops = ListingOps(dtype, quantization, shard, is_cpu)
     listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank, num_adapter_places)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)

@@ -138,7 +138,7 @@ def _fetch(name: str, revision: str | None, patterns: tuple[str, ...], may_downl
     """Returns the directory in the hub's cache, in which the files with these patterns are."""
     if not _looks_like_repository(name):
         raise ValueError(
-            f"model is {name!r}; must be an existing directory or GGUF file, the name of a hub repository (org/name), "
+            f"model is {name!r}; must be an existing directory, a GGUF file, the name of a hub repository (org/name), "
             f"or with load_format dummy a preset: {', '.join(PRESETS)}"
         )
     try:

@@ -131,7 +131,8 @@ class Ops(ABC):
     ) -> Linear:
         """Makes a linear layer with the output columns of all `parts` ([out, in] each) side by side.
 
-        The parts are all floats, or all quantised; quantised ones keep their codes. `activation` is applied to the
+        The parts are all floats, or all quantised; quantised ones keep their codes. Those of GGUF files may differ, and
+        keep their codes on a CPU with rows in bfloat16. `activation` is applied to the
         output. The parts are copied, never kept: the caller may free them. The head yields logits, which choose between
         many tokens, so it keeps at least eight bits. `split`: what this rank's layer is a part of. If inputs are split,
         there is no activation, and only one rank has the biases. If outputs are split, all ranks have equally many, and
@@ -182,8 +183,8 @@ class Ops(ABC):
     ) -> Value:
         """Returns table[ids + offset] * scale, plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
-        The table may be the weight of a linear layer that is not quantised and has no activation. Tied embeddings are
-        then stored once.
+        The table may be the weight of a linear layer that is not quantised, or is in a type of GGUF, and has no
+        activation. Tied embeddings are then stored once.
         """
 
     @abstractmethod

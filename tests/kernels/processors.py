@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 AREAS = (
     "linear",
     "groups",
+    "gguf",
     "quantised",
     "attention",
     "layer_groups",

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.kv_rows import FP8, INT8, as_movable
+from alignedserve.ops.base import Ops
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
 from tests.kernels.harness import DTYPES
@@ -34,12 +35,13 @@ class Engine:
         block_size: int,
         num_threads: int,
         kv_dtype: torch.dtype | None = None,
+        ops: Ops | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_adapters = shape.num_adapters
         self.blocks_per_seq = -(-LENGTH // block_size)
         self.step = StepInputs(4 * LENGTH, 8, self.blocks_per_seq, has_adapters=bool(shape.num_adapters))
-        ops = CpuOps(dtype, num_threads)
+        ops = ops or CpuOps(dtype, num_threads)
         self.cache = new_cache(shape, 5 * self.blocks_per_seq, block_size, kv_dtype or dtype)
         self.model = LlamaLike(ops, shape).compile(self.step, self.cache)
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.safetensors_source import SafetensorsSource
 from alignedserve.models.source import resolve_model
+from tests.models.gguf.files import write_gguf
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -139,6 +140,7 @@ FILES = {
     "original/params.json": b"{}",
     "README.md": b"words",
 }
+REPOSITORIES = {"some/model": FILES}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -146,17 +148,19 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        if path.startswith("/api/models/some/model/tree"):
+        name = next((name for name in REPOSITORIES if f"/{name}" in path), "")
+        files = REPOSITORIES.get(name, {})
+        if name and path.startswith(f"/api/models/{name}/tree"):
             entries = [
                 {"type": "file", "path": name, "size": len(content), "oid": "0"}
-                for name, content in FILES.items()
+                for name, content in files.items()
             ]
             self.answer(200, json.dumps(entries).encode())
-        elif path.startswith("/api/models/some/model"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self.answer(200, json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode())
-        elif path.startswith(f"/some/model/resolve/{COMMIT}/"):
-            content = FILES[path.split(COMMIT + "/")[1]]
+        elif name and path.startswith(f"/api/models/{name}"):
+            siblings = [{"rfilename": each} for each in files]
+            self.answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
+        elif name and path.startswith(f"/{name}/resolve/{COMMIT}/"):
+            content = files[path.split(COMMIT + "/")[1]]
             self.answer(200, content, {"ETag": f'"{hash(content)}"', "X-Repo-Commit": COMMIT})
         else:
             self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
@@ -193,3 +197,31 @@ def test_only_what_is_needed_is_downloaded_and_never_a_pickle(hub: str, tmp_path
     )
     assert first == small and then == small | {"model.safetensors"}
     assert message == "model is 'other/model', which is neither a directory here nor a repository on the hub"
+
+
+@pytest.mark.slow
+def test_of_a_repository_of_gguf_files_one_quantisation_is_downloaded(
+    hub: str, tmp_path: Path, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tiny_model("qwen2"), tmp_path / "m-Q8_0.gguf", quantise="Q8_0", num_files=2)
+    parts = {path.name: path.read_bytes() for path in tmp_path.glob("*.gguf")}
+    others = dict.fromkeys(("m-Q4_K_M.gguf", "m-UD-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "m.F16.gguf"), b"other")
+    monkeypatch.setitem(REPOSITORIES, "some/gguf", {**parts, **others, "README.md": b"words"})
+    cache = tmp_path / "hub"
+    environment = {"HF_HUB_CACHE": str(cache), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    online = environment | {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}
+    (message, _), (unnamed, _), (_, names) = resolve_elsewhere(
+        online, ("some/gguf:Q5_0", "auto"), ("some/gguf", "auto"), ("some/gguf:q8_0", "auto")
+    )
+    assert message == (
+        "model is 'some/gguf:Q5_0'; must name one quantization of those that are there: "
+        "Q4_K_M, Q8_0, UD-Q8_0, F16"
+    )
+    assert "if it holds GGUF files, name one, as in some/gguf:Q4_K_M" in unnamed
+    assert {"config.json", "from-00000.gguf", "from-00001.gguf"} <= names
+    assert {path.name for path in cache.rglob("*.gguf")} == set(parts)
+    (found, _), (missing, _) = resolve_elsewhere(
+        environment | {"HF_HUB_OFFLINE": "1"}, ("some/gguf:Q8_0", "auto"), ("some/gguf:F16", "auto")
+    )
+    assert Path(found).is_relative_to(tmp_path / "cache")
+    assert missing.endswith("must name one quantization of those that are there: Q8_0")

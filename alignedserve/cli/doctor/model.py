@@ -50,6 +50,7 @@ def num_weight_bytes(case: Case, with_adapters: bool = True) -> int:
         engine.adapters if with_adapters else (),
         engine.max_lora_rank,
         engine.num_adapter_places if with_adapters else 0,
+        case.is_cpu,
     )
 
 

@@ -77,13 +77,13 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     found = [token for token in named if token is not None]
     if isinstance(tokens, list):
         ids = {text: number for number, text in enumerate(tokens)}
-        kinds = header.metadata.get("tokenizer.ggml.token_type")
+        kinds = header.numbers("tokenizer.ggml.token_type", len(tokens))
         found += [
             ids[text]
             for text in _ENDS
             if text in ids
             and _NO_END_BESIDE.get(text) not in ids
-            and (kinds is None or (ids[text] < len(kinds) and kinds[ids[text]] == CONTROL))
+            and (kinds is None or kinds[ids[text]] == CONTROL)
         ]
     return {"eos_token_id": list(dict.fromkeys(found))}
 
@@ -202,9 +202,11 @@ def _qwen3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
-    model = _common(metadata, "Qwen3MoeForCausalLM", inner="expert_feed_forward_length")
-    inner = model["intermediate_size"]
-    return model | _experts(metadata) | {"moe_intermediate_size": inner, "norm_topk_prob": True}
+    return (
+        _common(metadata, "Qwen3MoeForCausalLM")
+        | _experts(metadata)
+        | {"moe_intermediate_size": metadata.size("expert_feed_forward_length"), "norm_topk_prob": True}
+    )
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:

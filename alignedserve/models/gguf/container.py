@@ -105,6 +105,14 @@ class Header:
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
 
+    def numbers(self, key: str, count: int) -> Any:
+        """Returns the array of this key; None if there is none. Raises ValueError if it has not this many numbers."""
+        found = self.metadata.get(key)
+        if found is None or (isinstance(found, np.ndarray) and len(found) == count):
+            return found
+        has = f"{len(found)} entries" if isinstance(found, np.ndarray | list) else repr(found)
+        raise ValueError(f"{self.path}: {key} has {has}; must have {count} numbers")
+
     def floats(self, name: str) -> list[float] | None:
         """Returns the values of a tensor that the configuration is made of, in float32; None if there is none."""
         entry = self.tensors.get(name)
@@ -223,7 +231,7 @@ class _Reader:
     def _check_count(self, what: str, count: int, least_bytes: int) -> None:
         most = (min(self._size, MAX_HEADER_BYTES) - self._at) // least_bytes
         if count > most:
-            raise self._error(f"has {count} {what}; there is space for {most}")
+            raise self._error(f"has {count} {what}, and space for {most}: it is truncated or damaged")
 
     def _name(self, what: str) -> str:
         name = self._text(what, MAX_NAME_BYTES)

@@ -1,4 +1,4 @@
-"""A model directory for GGUF files, in the cache: what is small, written as Hugging Face has it, and links to the files.
+"""A model directory for GGUF files, in the cache: small files as on the hub, and links to the GGUF files.
 
 It is made once for each version of a file. What reads model directories needs not know that it was a GGUF file.
 """

@@ -14,7 +14,7 @@ from alignedserve.models.gguf.container import FIXED_BYTES, Header
 from alignedserve.models.gguf.directory import linked_files, read_headers, whole
 from alignedserve.models.gguf.names import hf_entries
 from alignedserve.models.mapped_file import MappedFile
-from alignedserve.models.weights import CONVERT_BYTES, CheckpointSource, TakePart
+from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.quantise import GgufWeight, Part
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -87,10 +87,12 @@ class GgufSource(CheckpointSource[GgufFile]):
             return super().take(name, shape)
         self._drop_read()
         self._count(stored_name)
-        return file.in_order(stored_name, self._dequantised(file.codes(stored_name)).view(shape))
+        values = file.codes(stored_name).dequantised(self._dtype).to(self._device)
+        return file.in_order(stored_name, values.view(shape))
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[GgufFile, str]:
-        return [super(GgufSource, self).expect(*part) for part in _stored_parts(name, shape)][0]
+        first, *_ = [super(GgufSource, self).expect(*part) for part in _stored_parts(name, shape)]
+        return first
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
         name = f"{layer}.weight"
@@ -124,16 +126,6 @@ class GgufSource(CheckpointSource[GgufFile]):
             parts = _parts_of_expert(layer, number)
             forms = [self.expect_linear(part, num_out // len(parts), num_in, dtype) for part in parts]
         return _alternating(layer, forms)
-
-    def _dequantised(self, codes: GgufWeight) -> torch.Tensor:
-        """Converts in pieces, because a whole tensor in float32 would raise the peak."""
-        num_rows, num_values = codes.shape
-        made = torch.empty(num_rows, num_values, dtype=self._dtype, device=self._device)
-        step = max(CONVERT_BYTES // (num_values * 4), 1)
-        for first in range(0, num_rows, step):
-            end = min(first + step, num_rows)
-            made[first:end].copy_(codes.rows(first, end).dequantised())
-        return made
 
 
 def _parts_of_expert(layer: str, number: int) -> list[str]:

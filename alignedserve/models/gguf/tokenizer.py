@@ -29,6 +29,7 @@ class Vocabulary:
     """A header's tokens. Raises ValueError if its lists contradict each other."""
 
     def __init__(self, header: Header) -> None:
+        self._header = header
         self.fields = Fields(header.metadata, str(header.path))
         self.architecture = header.metadata.get("general.architecture")
         self.model = self.fields.choice(f"{_KEYS}model", {"gpt2": "gpt2", "llama": "llama"}, "")
@@ -36,12 +37,8 @@ class Vocabulary:
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             self._refuse_repeated()
-        kinds = header.metadata.get(f"{_KEYS}token_type")
-        self.kinds = [NORMAL] * len(self.tokens) if kinds is None else [int(kind) for kind in kinds]
-        if len(self.kinds) != len(self.tokens):
-            raise ValueError(
-                f"{header.path}: {_KEYS}token_type has {len(self.kinds)} entries; must have {len(self.tokens)}"
-            )
+        kinds = header.numbers(f"{_KEYS}token_type", len(self.tokens))
+        self.kinds = [NORMAL] * len(self.tokens) if kinds is None else kinds.tolist()
 
     def _list(self, key: str, of: type) -> list[Any]:
         found = self.fields.get(_KEYS + key)
@@ -69,10 +66,11 @@ class Vocabulary:
 
     @property
     def scores(self) -> list[float]:
-        found = self.fields.get(f"{_KEYS}scores")
-        if found is None or len(found) != len(self.tokens):
-            raise ValueError(f"{self.fields.where}: {_KEYS}scores must have {len(self.tokens)} numbers")
-        return [float(score) for score in found]
+        found = self._header.numbers(f"{_KEYS}scores", len(self.tokens))
+        if found is None:
+            raise self.fields.error(f"{_KEYS}scores", f"{len(self.tokens)} numbers")
+        scores: list[float] = found.tolist()
+        return scores
 
     def token(self, key: str) -> str | None:
         """Returns the text of the token that this key gives the id of."""

@@ -35,7 +35,9 @@ class QuantisedConfig:
     ignored: tuple[str, ...] = ()
 
     def has(self, layer: str) -> bool:
-        """Whether the layer of this name is quantised."""
+        """Whether the layer of this name is quantised. Embedding tables are not."""
+        if layer.endswith("embed_tokens"):
+            return False
         is_target = not self.targets or any(_matches(each, layer) for each in self.targets)
         return is_target and not any(_matches(each, layer) for each in self.ignored)
 
