@@ -16,8 +16,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from alignedserve.models import packaged
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.hf_config import load_model_config
+from alignedserve.models.packaged import is_packaged
 from alignedserve.models.presets import PRESETS
 
 # "auto" and "safetensors" mean the same; vLLM's scripts use either.
@@ -65,6 +67,8 @@ def locate_model(
     is_on_hub = not path.exists() and bool(quantisation) and _looks_like_repository(repository)
     if is_on_hub:
         path = _fetch_gguf(repository, quantisation, revision, may_download)
+    if is_packaged(name):
+        path = _packaged(name, may_download)
     if path.is_file() and path.suffix == GGUF_SUFFIX:
         directory = _directory_of_gguf(path)
         return Location(name, load_model_config(directory), directory, is_dummy, is_cached=is_on_hub)
@@ -86,6 +90,13 @@ def _directory_of_gguf(path: Path) -> Path:
     from alignedserve.models.gguf.directory import directory_of_file
 
     return directory_of_file(path)
+
+
+def _packaged(name: str, may_download: bool) -> Path:
+    path = packaged.found(name)
+    if path is None and not may_download:
+        raise NotInCache(f"model is {name!r}, which is not here yet")
+    return path or packaged.fetch(name)
 
 
 def _preset(name: str, load_format: str) -> ModelConfig:
