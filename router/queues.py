@@ -221,9 +221,9 @@ class Line:
         return len(self._of.get(owner, ()))
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
+        self._order.add(state.owner)
         self._of.setdefault(state.owner, WaitingLine()).push(state, urgency)
         self._num_waiting += 1
-        self._order.add(state.owner)
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
@@ -231,10 +231,11 @@ class Line:
             self._left(state.owner, own)
 
     def take(self, request: RoutedRequest) -> None:
-        own = self._of[request.owner]
+        own, is_in_turn = self._of[request.owner], request.owner == self.next_owner
         state = own.take(request.key)
         # A request that the pool has refused has been counted already.
-        self.turns.had_turn(state.owner, max(state.num_missing - state.num_counted, 0))
+        count = self.turns.had_turn if is_in_turn else self.turns.serve
+        count(state.owner, max(state.num_missing - state.num_counted, 0))
         state.num_counted = max(state.num_missing, state.num_counted)
         self._left(request.owner, own)
 
@@ -254,8 +255,8 @@ class Line:
         for state in states:
             by_owner.setdefault(state.owner, []).append(state.key)
         for owner, keys in by_owner.items():
-            self._of[owner].release(keys)
             self._order.add(owner)
+            self._of[owner].release(keys)
 
     def first(self, now: float, owner: str | None = None) -> RequestState | None:
         """Returns the next request to start, without removing it. `owner`: the one of this owner, with or without its
@@ -520,8 +521,8 @@ class _PooledClass:
         self.shown: str | None = None
 
     def add(self, state: RequestState, lost: Lost | None = None) -> None:
-        self.of.setdefault(state.owner, _Pooled()).add(state, lost)
         self._order.add(state.owner)
+        self.of.setdefault(state.owner, _Pooled()).add(state, lost)
 
     def discard(self, state: RequestState, lost: Lost | None = None) -> None:
         own = self.of[state.owner]
