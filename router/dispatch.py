@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
@@ -17,7 +17,7 @@ from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
 from alignedserve.scheduling import routing
-from alignedserve.scheduling.island import Assign, RoutedRequest
+from alignedserve.scheduling.island import Assign, Room, RoutedRequest
 from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, num_to_compute
 from alignedserve.types import InstanceId
 
@@ -55,23 +55,54 @@ class PrefillDispatch:
             self._pool.reserve(state, _num_tokens_to_reserve(state), finds_only)
 
     def _in_own_share(self) -> Iterator[RoutedRequest]:
-        """Starts real time of an owner that has fewer requests under way than its part of colocated instances' slots.
-        Prompts of others, which wait there for slots, may fill what the policy starts ahead."""
-        queue, cluster = self._router.prefill_queue, self._router.cluster
-        line = self._router.policy.line(True)
-        if not (queue.owners_compete and cluster.is_colocated):
+        """Starts real time of owners that have less under way than their part. Prompts of others, which wait at the
+        instances, may fill what the policy starts ahead."""
+        queue, line = self._router.prefill_queue, self._router.policy.line(True)
+        if not queue.owners_compete:
             return
-        num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
         # There may be none with real time.
-        share = num_slots // max(queue.turns(True).num_owners, 1)
+        num_owners = max(queue.turns(True).num_owners, 1)
+        is_in_share = (
+            self._share_of_slots(num_owners)
+            if self._router.cluster.is_colocated
+            else self._share_of_window(num_owners)
+        )
         for owner in queue.rt_owners():
-            while not queue.is_refused(line) and (
-                request := queue.first(line, self._router.clock.now, owner)
+            while (
+                not queue.is_refused(line)
+                and (request := queue.first(line, self._router.clock.now, owner))
+                and is_in_share(request)
             ):
-                if queue.num_under_way(request) >= share:
-                    break
                 queue.take(request)
                 yield request
+
+    def _share_of_slots(self, num_owners: int) -> Callable[[RoutedRequest], bool]:
+        num_slots = sum(view.hello.limits.max_num_seqs for view in self._router.cluster.decodes)
+        return lambda request: self._router.prefill_queue.num_under_way(request) < num_slots // num_owners
+
+    def _share_of_window(self, num_owners: int) -> Callable[[RoutedRequest], bool]:
+        """An owner may have its part of the window started, though others have filled that. All together start at most
+        another window."""
+        window = routing.window(self._router.cluster, self._router.policy.config.prefill_window)
+        share, twice = (
+            Room(*(-(-each // num_owners) for each in window)),
+            Room(*(2 * each for each in window)),
+        )
+        return lambda request: (
+            share.less(*self._ahead(request.owner)).is_there and twice.less(*self._ahead(None)).is_there
+        )
+
+    def _ahead(self, owner: str | None) -> tuple[int, int]:
+        """Returns the tokens and requests in the line of real time that were started and are not computed. `owner`:
+        only this owner's."""
+        line = self._router.policy.line
+        classes = [is_rt for is_rt in (True, False) if line(is_rt) == line(True)]
+        pending = (view.pending for view in self._router.cluster.prefills)
+        started = [self._router.prefill_queue.reserving, *pending]
+        return (
+            sum(counts.sum(each, owner) for counts in started for each in classes),
+            sum(counts.count(each, owner) for counts in started for each in classes),
+        )
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
@@ -114,7 +145,7 @@ class PrefillDispatch:
                 state.note_gaps(state.num_tokens, view.hello.limits.span)
             self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
             self._router.outbox.send(view.instance_id, Prefill([state.work()]))
-        view.pending.put(state.key, num_pending, state.is_rt)
+        view.pending.put(state.key, num_pending, state.is_rt, state.owner)
 
     def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
         """Returns the instance, and the number of prompt tokens that its prefix cache may hold."""

@@ -286,8 +286,6 @@ class PrefillQueue:
         self.reserving = TokenCounts()
         # The number of open requests of each owner.
         self._num_open: Counter[str] = Counter()
-        # Both counts above, of each owner.
-        self._of_owner: dict[str, TokenCounts] = {}
         # Prefixes that started requests bring, and the requests in the lines that wait for them.
         self.prefixes = PrefixesInFlight()
         # Best-effort requests in the lines with KV in the pool that other requests may not take.
@@ -313,11 +311,9 @@ class PrefillQueue:
         own = self._policy.line(is_rt)
         classes = [each for each in (True, False) if self._policy.line(each) <= own]
         both = [self._missing, self.reserving]
-        if owner is not None:
-            both = [self._of_owner.get(owner, TokenCounts())]
         return (
-            sum(counts.count(each) for counts in both for each in classes),
-            sum(counts.sum(each) for counts in both for each in classes),
+            sum(counts.count(each, owner) for counts in both for each in classes),
+            sum(counts.sum(each, owner) for counts in both for each in classes),
         )
 
     def turns(self, is_rt: bool) -> OwnerTurns:
@@ -358,18 +354,12 @@ class PrefillQueue:
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
         self.discard(state)
-        self._missing.put(state.key, state.num_missing, state.is_rt)
-        self._count(state)
+        self._missing.put(state.key, state.num_missing, state.is_rt, state.owner)
         self._line_of(state).push(state, urgency)
 
     def reserve(self, state: RequestState) -> None:
         """Counts a started request that waits for pool blocks."""
-        self.reserving.put(state.key, state.num_missing, state.is_rt)
-        self._count(state)
-
-    def _count(self, state: RequestState) -> None:
-        own = self._of_owner.setdefault(state.owner, TokenCounts())
-        own.put(state.key, state.num_missing, state.is_rt)
+        self.reserving.put(state.key, state.num_missing, state.is_rt, state.owner)
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
@@ -377,10 +367,6 @@ class PrefillQueue:
         self.prefixes.forget(state.key)
         self._missing.discard(state.key)
         self.reserving.discard(state.key)
-        if own := self._of_owner.get(state.owner):
-            own.discard(state.key)
-            if not own:
-                del self._of_owner[state.owner]
         self.pinned.pop(state.key, None)
 
     def take_pinned(self) -> list[RequestState]:
@@ -425,7 +411,8 @@ class PrefillQueue:
         """The owners with a count of anything."""
         return {
             *self._num_open,
-            *self._of_owner,
+            *self._missing.owners,
+            *self.reserving.owners,
             *(owner for line in self._lines for owner in line.turns.owners),
         }
 

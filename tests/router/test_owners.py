@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -175,16 +177,49 @@ def test_who_left_with_more_than_others_waits_until_they_have_as_much() -> None:
     assert line.order.first() == "a"
 
 
-def test_a_prompt_of_another_owner_passes_a_queue_of_one_class_and_of_both() -> None:
-    for policy, tier in (("aligned", "rt"), ("aligned", "be"), ("fcfs", "rt"), ("fcfs", "be")):
-        script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
-        for key in range(1, 40):
-            submit(script, key, "a", tier)
-        first = reserved(script)[0]
-        submit(script, 1000, "b", tier)
-        assert not reserved(script), "the window is full"
-        script.say(GATEWAY, Abort([RequestKey(first)]))
-        assert reserved(script)[:1] == [1000]
+def flooded(policy: str = "fcfs", tier: str = "rt", **options: Any) -> Script:
+    """The window of what is started ahead is full of prompts of `a`: of 32 tokens, or of 8 requests."""
+    script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
+    for key in range(1, 40):
+        submit(script, key, "a", tier, **options)
+    return script
+
+
+@pytest.mark.parametrize(("policy", "tier"), [("aligned", "rt"), ("fcfs", "rt"), ("fcfs", "be")])
+def test_a_prompt_of_another_owner_passes_a_queue_and_a_full_window(policy: str, tier: str) -> None:
+    script = flooded(policy, tier)
+    first = reserved(script)[0]
+    submit(script, 1000, "b", tier)
+    assert reserved(script) == [1000]
+    script.say(GATEWAY, Abort([RequestKey(first)]))
+    assert not reserved(script), "what is beyond the window counts"
+
+
+def test_best_effort_of_another_owner_is_next_in_the_window_of_its_class() -> None:
+    script = flooded("aligned", "be")
+    first = reserved(script)[0]
+    submit(script, 1000, "b", "be")
+    assert not reserved(script), "the window is full"
+    script.say(GATEWAY, Abort([RequestKey(first)]))
+    assert reserved(script)[:1] == [1000]
+
+
+@pytest.mark.parametrize(("num_prompt", "num_of_b", "num_of_all"), [(1, 4, 8), (6, 3, 5)])
+def test_owners_start_their_parts_of_another_window_beyond_a_full_one(
+    num_prompt: int, num_of_b: int, num_of_all: int
+) -> None:
+    """The window is full of requests if those are short, and otherwise of tokens."""
+    script = flooded(num_prompt=num_prompt)
+    script.take()
+    for key in range(100, 140):
+        submit(script, key, "b", num_prompt=num_prompt)
+    started = reserved(script)
+    assert started == [*range(100, 100 + num_of_b)]
+    for key, owner in enumerate("cdefghijklmnop", start=200):
+        submit(script, key, owner, num_prompt=num_prompt)
+        submit(script, 100 + key, owner, num_prompt=num_prompt)
+    started += reserved(script)
+    assert 200 in started and len(started) == num_of_all, "all together start at most another window"
 
 
 def test_the_order_of_one_owner_is_that_of_arrival() -> None:
@@ -429,15 +464,45 @@ def test_an_owner_fills_half_of_the_queue_and_leaves_room_for_others() -> None:
         "4 requests from this API key wait already" in rejected.message
         and "max_num_queued_reqs" in rejected.message
     )
-    for key in range(11, 15):
+    for key in range(11, 14):
         submit(script, key, "b")
-    assert not script.take()
-    submit(script, 21, "c")
     rejected = script.take_one(Rejected, GATEWAY)
-    assert rejected.reason == "full"
+    assert (rejected.key, rejected.reason) == (13, "owner_full"), (
+        "of 8, 4 are of `a`, 2 of `b`, and 2 are free"
+    )
+    assert "2 requests from this API key" in rejected.message
+    for key, owner in enumerate("cde", start=21):
+        submit(script, key, owner)
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert (rejected.key, rejected.reason) == (23, "full")
     assert rejected.message == "many requests wait already, at most 8 may", (
         "others' count is nobody's business"
     )
+
+
+def test_two_owners_that_want_much_get_a_third_each_and_leave_room_for_others() -> None:
+    script = Script(connect=False, max_num_queued_reqs=99, max_num_queued_tokens=10**6)
+    script.connect(GATEWAY)
+    for key in range(1, 99):
+        submit(script, key, "a")
+        submit(script, 100 + key, "b")
+    refused = [message.key for _, message in script.take() if isinstance(message, Rejected)]
+    assert refused == [each for key in range(34, 99) for each in (key, 100 + key)]
+    submit(script, 300, "c")
+    assert not script.take()
+
+
+def test_two_owners_with_many_tokens_get_a_third_each() -> None:
+    script = Script(connect=False, max_num_queued_tokens=1000)
+    script.connect(GATEWAY)
+    for key in range(1, 80):
+        submit(script, key, "a", num_prompt=10)
+        submit(script, 100 + key, "b", num_prompt=10)
+    rejected = [message for _, message in script.take() if isinstance(message, Rejected)]
+    assert min(message.key for message in rejected) == 34
+    assert "330 prompt tokens from this API key" in rejected[0].message
+    submit(script, 300, "c", num_prompt=300)
+    assert not script.take()
 
 
 def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:
