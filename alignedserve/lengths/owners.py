@@ -38,7 +38,9 @@ class Predictors:
     def predict(
         self, prompt: Sequence[int], params: SamplingParams, tier: str, owner: str = ""
     ) -> Prediction:
-        return self._predictors.get(owner, self.taught).predict(prompt, params, tier)
+        if owner not in self._predictors:
+            return self.taught.predict(prompt, params, tier)
+        return self.of(owner).predict(prompt, params, tier)
 
     def learn(self, prediction: Prediction, length: int, reason: str, owner: str = "") -> None:
         """Learns from an answer to `owner`. `reason` is why it ended. Does nothing if the answer teaches nothing."""
