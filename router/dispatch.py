@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
@@ -17,7 +17,7 @@ from alignedserve.router.state import RouterState
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.router.views import ColocatedView, PrefillView
 from alignedserve.scheduling import routing
-from alignedserve.scheduling.island import Assign, Room, RoutedRequest
+from alignedserve.scheduling.island import Assign, RoutedRequest
 from alignedserve.scheduling.prefixes import TOKENS_PER_HASH, num_to_compute
 from alignedserve.types import InstanceId
 
@@ -60,36 +60,27 @@ class PrefillDispatch:
         queue, line = self._router.prefill_queue, self._router.policy.line(True)
         if not queue.owners_compete:
             return
-        # There may be none with real time.
-        num_owners = max(queue.turns(True).num_owners, 1)
-        is_in_share = (
-            self._share_of_slots(num_owners)
-            if self._router.cluster.is_colocated
-            else self._share_of_window(num_owners)
-        )
         for owner in queue.rt_owners():
-            while (
-                not queue.is_refused(line)
-                and (request := queue.first(line, self._router.clock.now, owner))
-                and is_in_share(request)
-            ):
+            while not queue.is_refused(line) and self._has_share_left(owner):
+                request = queue.first(line, self._router.clock.now, owner)
+                if request is None:
+                    break
                 queue.take(request)
                 yield request
 
-    def _share_of_slots(self, num_owners: int) -> Callable[[RoutedRequest], bool]:
-        num_slots = sum(view.hello.limits.max_num_seqs for view in self._router.cluster.decodes)
-        return lambda request: self._router.prefill_queue.num_under_way(request) < num_slots // num_owners
-
-    def _share_of_window(self, num_owners: int) -> Callable[[RoutedRequest], bool]:
-        """An owner may have its part of the window started, though others have filled that. All together start at most
-        another window."""
-        window = routing.window(self._router.cluster, self._router.policy.config.prefill_window)
-        share, twice = (
-            Room(*(-(-each // num_owners) for each in window)),
-            Room(*(2 * each for each in window)),
-        )
-        return lambda request: (
-            share.less(*self._ahead(request.owner)).is_there and twice.less(*self._ahead(None)).is_there
+    def _has_share_left(self, owner: str) -> bool:
+        """Returns whether the owner has less than its part of colocated instances' slots, or else of the window of what
+        is started ahead. Beyond a full window, all owners together start at most another one."""
+        queue, cluster = self._router.prefill_queue, self._router.cluster
+        # There may be none with real time.
+        num_owners = max(queue.turns(True).num_owners, 1)
+        if cluster.is_colocated:
+            num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
+            return queue.num_under_way(owner) < num_slots // num_owners
+        window = routing.window(cluster, self._router.policy.config.prefill_window)
+        return all(
+            num_own * num_owners < most and num_all < 2 * most
+            for most, num_own, num_all in zip(window, self._ahead(owner), self._ahead(None), strict=True)
         )
 
     def _ahead(self, owner: str | None) -> tuple[int, int]:

@@ -343,10 +343,10 @@ class PrefillQueue:
         """Returns up to MAX_OWNERS owners with requests in the line of real time, the least served first."""
         return self._lines[self._policy.line(True)].owners()[:MAX_OWNERS]
 
-    def num_under_way(self, request: RoutedRequest) -> int:
-        """Returns how many requests of this owner, in the line of this class, have started and not ended."""
-        line = self._lines[self._policy.line(request.is_rt)]
-        return line.turns.num_open(request.owner) - line.num_of(request.owner)
+    def num_under_way(self, owner: str) -> int:
+        """Returns how many requests of this owner, in the line of real time, have started and not ended."""
+        line = self._lines[self._policy.line(True)]
+        return line.turns.num_open(owner) - line.num_of(owner)
 
     @property
     def num_demotions(self) -> int:
