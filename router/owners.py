@@ -2,7 +2,7 @@
 
 The owner with the least served work goes first (start-time fair queueing). Work is counted in tokens: those of prompts
 when they start, and those of answers as they come. The level is the served work of the last owner that had its turn. An
-owner that begins to wait is counted as if it had been served that much, or as much as it was: it has earned nothing
+owner that begins to wait is counted as if it had been served that much, or as much as it was. It has earned nothing
 meanwhile, whether it had left or had only an idle stream, and can't get more by leaving. An owner without open requests
 is forgotten when the level has passed its served work, or when nothing is open.
 

@@ -10,14 +10,14 @@ AnyRequest = TypeVar("AnyRequest")
 
 
 def in_turn(
-    waiting: Iterable[AnyRequest], begun: Iterable[AnyRequest], whose: Callable[[AnyRequest], object]
+    waiting: Iterable[AnyRequest], begun: Iterable[AnyRequest], owner_of: Callable[[AnyRequest], object]
 ) -> list[AnyRequest]:
-    """Returns the waiting requests in their order, except that one whose owner has less here goes first, as if each
-    request before it had begun. `whose` returns the owner."""
-    num_here = Counter(map(whose, begun))
+    """Returns the waiting requests in their order, except that one of an owner that has less here goes first, as if
+    each request before it had begun. `owner_of` returns what counts together."""
+    num_here = Counter(map(owner_of, begun))
 
     def place(request: AnyRequest) -> int:
-        num_here[whose(request)] += 1
-        return num_here[whose(request)]
+        num_here[owner_of(request)] += 1
+        return num_here[owner_of(request)]
 
     return sorted(waiting, key=place)
