@@ -19,7 +19,7 @@ from alignedserve.gateway.http import access
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.responses.kept import KeptResponses
-from alignedserve.gateway.openai.responses.references import MAX_TURNS
+from alignedserve.gateway.openai.responses.references import MAX_TURNS, stored_items
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
@@ -950,6 +950,28 @@ def test_a_conversation_that_is_gone_takes_no_memory_for_bodies() -> None:
                     with pytest.raises(ApiError, match="not found, or not complete"):
                         await KeptResponses(store.responses, 1 << 20).conversation(first.id, "", share, 0)
                     assert share.num_bytes == 0
+            finally:
+                await store.close()
+
+    play_alone(scenario)
+
+
+def test_references_to_a_response_that_is_deleted_meanwhile_take_no_memory_for_bodies() -> None:
+    async def scenario() -> None:
+        admitted: list[int] = []
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            create: Any = at.client.responses.create
+            made = await create(model="demo", input=[{"role": "user", "content": "Hello."}])
+            names = [each.id async for each in at.client.responses.input_items.list(made.id)]
+            names += [item.id for item in made.output]
+            store = RedisStore(redis.url)
+            try:
+                assert len(await stored_items(store.responses, names, "", admitted.append)) == 2
+                assert len(admitted) == 2 and min(admitted) > 0
+                admitted.clear()
+                await store._redis.unlink(f"{PREFIX}response-part:{made.id}:output")
+                assert await stored_items(store.responses, names, "", admitted.append) == []
+                assert len(admitted) > 2 and sum(admitted) == 0
             finally:
                 await store.close()
 
