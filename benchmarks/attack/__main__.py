@@ -172,8 +172,14 @@ def attack_all(
     """Returns the findings and whether anything is broken. `slack` is for the attacks' own bounds (`Target`), at least.
     `hang_s`: see `objections`. No attack begins after `end_s`, of `time.monotonic`, other than the first."""
     rows: list[dict[str, Any]] = []
+
+    def is_over() -> bool:
+        return bool(rows) and time.monotonic() > end_s
+
     with progress(len(attacks), "attack") as bar:
         for has_keys, some in itertools.groupby(attacks, key=lambda each: each.needs_keys):
+            if is_over():
+                break
             bar.set_description("starting a server")
             with session(has_keys, slack) as at:
                 before = at.baseline()
@@ -181,7 +187,7 @@ def attack_all(
                     f"{HEAD}\nwith{'' if has_keys else 'out'} keys: {before.num_tokens / BASELINE_S:.0f} tokens/s"
                 )
                 for attack in some:
-                    if rows and time.monotonic() > end_s:
+                    if is_over():
                         break
                     bar.set_description(attack.name)
                     found = at.measure(attack)
