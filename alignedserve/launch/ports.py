@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from alignedserve.process.listening import bind
+
 # These ports are below those that kernels choose for outgoing connections, so that no other process gets a router's
 # port by chance while the router restarts.
 FIRST, LAST = 20_000, 32_000
@@ -42,7 +44,22 @@ def check_address(host: str, port: int) -> None:
     except OSError as error:
         raise ValueError(f"host={host!r}, port={port}: {error.strerror}") from None
     if not free:
-        raise ValueError(f"port={port}: another program listens on it at {host}")
+        raise _taken(host, port)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to this address but not listening. Raises ValueError if that is not possible: much
+    may have changed since the check."""
+    try:
+        return bind(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _taken(host, port) from None
+        raise ValueError(f"port={port}: {error.strerror}") from None
+
+
+def _taken(host: str, port: int) -> ValueError:
+    return ValueError(f"port={port}: another program listens on it at {host}")
 
 
 @contextmanager

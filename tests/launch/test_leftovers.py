@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end, removing
-from alignedserve.launch.ports import FIRST, LAST, check_address, claimed, free_port, is_free
+from alignedserve.launch.ports import FIRST, LAST, bound, check_address, claimed, free_port, is_free
 from tests.process.test_private_files import is_locked
 
 HOLD = """
@@ -117,3 +117,5 @@ def test_where_nobody_can_listen_is_said_in_a_line() -> None:
     for host, reason in (("192.0.2.1", "Cannot assign requested address"), ("no.such.host.", "not known")):
         with pytest.raises(ValueError, match=f"host='{host}', port=80: .*{reason}"):
             check_address(host, 80)
+    with pytest.raises(ValueError, match="^port=80: 192.0.2.1:80: Cannot assign requested address$"):
+        bound("192.0.2.1", 80)
