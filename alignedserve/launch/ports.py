@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -64,15 +66,16 @@ def _taken(host: str, port: int) -> ValueError:
 
 @contextmanager
 def claimed(host: str, port: int) -> Iterator[None]:
-    """Keeps other systems from this address, which has no listener while this one starts. Raises ValueError if another
-    one has it."""
+    """Keeps this user's other systems from this address, which has no listener while this one starts. Raises ValueError
+    if another one has it."""
     # A name in the abstract namespace. It goes with the processes that hold it, and belongs to the network namespace,
-    # in which a port exists once.
+    # in which a port exists once. It is a hash, because host names can be longer than such a name.
+    name = hashlib.sha256(f"{os.geteuid()}:{host}:{port}".encode()).hexdigest()
     with socket.socket(socket.AF_UNIX) as claim:
         try:
-            claim.bind(f"\0alignedserve-serve:{host}:{port}")
+            claim.bind(f"\0alignedserve-serve:{name}")
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ValueError(f"port={port}: {error}") from None
+                raise
             raise ValueError(f"port={port}: another server is starting or stopping on it at {host}") from None
         yield

@@ -102,10 +102,22 @@ def test_an_address_is_claimed_by_one_server() -> None:
             pass
     with claimed("127.0.0.1", port):
         pass
+
+
+def test_a_claim_fits_and_is_not_one_that_others_make(monkeypatch: pytest.MonkeyPatch) -> None:
     # longer than a socket's name may be
-    host = 100 * "a"
-    with pytest.raises(ValueError, match="^port=1: .*too long"), claimed(host, 1):
-        pass
+    host = 200 * "a"
+    with claimed(host, 1), claimed(host, 2):
+        with pytest.raises(ValueError, match="^port=1: another server"), claimed(host, 1):
+            pass
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+        with claimed(host, 1):
+            pass
+    # Anyone can guess the address.
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind("\0alignedserve-serve:127.0.0.1:1")
+        with claimed("127.0.0.1", 1):
+            pass
 
 
 def test_where_nobody_can_listen_is_said_in_a_line() -> None:
