@@ -20,7 +20,7 @@ NUM_PROMPTS = 15
 LEARNED = ("neighbours", "regression", "class")
 # Pairs of schemas, and how many of them may be told apart: guessing gives 12 or 13, give or take 2.5.
 NUM_PAIRS, MAX_RIGHT = 25, 20
-NUM_CHATS, CHAT_TOKENS, NUM_PROMPTS_OF_FLOOD, FLOOD_TOKENS = 8, 416, 64, 1500
+NUM_CHATS, CHAT_TOKENS, NUM_PROMPTS_OF_FLOOD, FLOOD_TOKENS, ANSWER_TOKENS = 8, 416, 64, 1500, 20
 
 
 def _client(target: Target, key: str) -> httpx2.AsyncClient:
@@ -97,7 +97,8 @@ async def attack_kept_kv(target: Target) -> Finding:
     async def num_found(http: httpx2.AsyncClient) -> int:
         found = 0
         for number in range(NUM_CHATS):
-            body = {"prompt": _tokens(number, CHAT_TOKENS), "max_tokens": 1}
+            # A prompt whose answer is a single token never gets to the pool.
+            body = {"prompt": _tokens(number, CHAT_TOKENS), "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
             usage = (await http.post(COMPLETIONS, json=body)).json()["usage"]
             found += bool((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         return found
@@ -109,7 +110,7 @@ async def attack_kept_kv(target: Target) -> Finding:
 
         async def fill(number: int) -> None:
             async with turns:
-                body = {"prompt": _tokens(1000 + number, FLOOD_TOKENS), "max_tokens": 20}
+                body = {"prompt": _tokens(1000 + number, FLOOD_TOKENS), "max_tokens": ANSWER_TOKENS}
                 await attacker.post(COMPLETIONS, json=body)
 
         await asyncio.gather(*map(fill, range(NUM_PROMPTS_OF_FLOOD)))

@@ -27,7 +27,7 @@ from tests.doc_sessions import ROOT, form, sessions
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served
 from tests.launch.server import Server, serving
-from tests.test_doc_commands import PAGES, blocks, commands
+from tests.test_doc_commands import PAGES, SHELL, blocks, commands_of
 
 
 def alignedserve(*words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
@@ -148,7 +148,15 @@ def test_a_server_that_runs_is_found_well(server: Server) -> None:
     assert "first token after" in found["request"]["text"]
 
 
-CURLS = [(page, words) for page in PAGES for words in commands(page) if words[0] == "curl"]
+# Those of a block that starts a server of its own need that one's flags.
+CURLS = [
+    (page, words)
+    for page in PAGES
+    for text in blocks(page, *SHELL)
+    if "alignedserve serve" not in text
+    for words in commands_of(text)
+    if words[0] == "curl"
+]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from alignedserve.gateway.process import GatewayProcess
+from tests.gateway.openai.test_changing_adapters import changing
 from tests.gateway.served import Served, SharedGateway, served
 from tests.gateway.tools.test_tools import TEMPLATE, model_with
 from tests.store.redis_process import redis_running
@@ -47,7 +48,7 @@ async def fuzz(at: Served, directory: Path) -> tuple[int | None, str]:
 @pytest.mark.slow
 def test_nothing_that_can_be_sent_is_our_fault(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with redis_running() as redis, served(store_url=redis.url) as at:
+        async with redis_running() as redis, changing(tmp_path, store_url=redis.url) as at:
             await at.router.until(lambda: list(at.router.hub) != [])
             code, output = await fuzz(at, tmp_path)
             assert code == 0, output[-8000:]

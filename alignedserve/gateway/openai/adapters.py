@@ -123,16 +123,16 @@ def adapter_routes(request_builder: RequestBuilder, changes: AdapterChanges) -> 
         await changes.make(asked)
         return PlainTextResponse(f"Success: LoRA adapter '{asked.name}' {done} successfully.")
 
-    @routes.post(LOAD.path, openapi_extra=request_body(LoadBody))
+    @routes.post(LOAD.path, response_class=PlainTextResponse, openapi_extra=request_body(LoadBody))
     async def load_adapter(http: Request) -> Response:
         return await changed(http, LOAD, "added")
 
-    @routes.post(UNLOAD.path, openapi_extra=request_body(UnloadBody))
+    @routes.post(UNLOAD.path, response_class=PlainTextResponse, openapi_extra=request_body(UnloadBody))
     async def unload_adapter(http: Request) -> Response:
         return await changed(http, UNLOAD, "removed")
 
-    @routes.post("/reset_prefix_cache")
-    @routes.post("/flush_cache")
+    @routes.post("/reset_prefix_cache", response_class=Response)
+    @routes.post("/flush_cache", response_class=Response)
     async def reset_prefix_cache(http: Request) -> Response:
         require_operator(http)
         await request_builder.islands.reset_prefix_cache()
