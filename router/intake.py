@@ -34,10 +34,12 @@ Refusal = tuple[str, str]
 DEFAULT_SLACK = 1.25
 
 
-def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -> Refusal | None:
+def refuse_queued(
+    request: Request, queue: PrefillQueue, config: RouterConfig, has_begun: bool = False
+) -> Refusal | None:
     """Returns why the queue has no room for the request, or for another one of its owner. What waits of an owner of API
     keys may be at most as much as is then still free, so there is room for others. Without API keys, all clients
-    together may fill the queue."""
+    together may fill the queue. `has_begun`: it was accepted by an earlier router, and its owner has its place."""
     is_rt, owner, num_prompt = request.tier == "rt", request.owner, len(request.prompt)
     num_queued, num_tokens = queue.waiting_before(is_rt)
     num_own, num_own_tokens = queue.waiting_before(is_rt, owner) if owner else (0, 0)
@@ -56,7 +58,7 @@ def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -
         (num_own, 1, most - num_queued, "requests", "max_num_queued_reqs"),
         (num_own_tokens, num_prompt, most_tokens - num_tokens, "prompt tokens", "max_num_queued_tokens"),
     ):
-        if own and own + more > num_free - more:
+        if own and not has_begun and own + more > num_free - more:
             return (
                 "owner_full",
                 f"{own} {what} from this API key wait already, and may be at most as many as {limit} leaves free",
@@ -184,7 +186,9 @@ class Submissions:
     def _admit(self, gateway: InstanceId, submit: Submit) -> None:
         request = submit.request
         refusal = self._adapters.refusal(request)
-        refusal = refusal or refuse_queued(request, self._router.prefill_queue, self._router.config)
+        refusal = refusal or refuse_queued(
+            request, self._router.prefill_queue, self._router.config, bool(submit.delivered)
+        )
         refusal = refusal or refuse(request, self._router.cluster)
         if not refusal and not submit.delivered:
             refusal = refuse_slo(request, self._router.cluster)

@@ -62,7 +62,8 @@ class OwnerTurns:
             return
         leasts = [self.served(first) for order in self.orders if (first := order.first()) is not None]
         # Others owe nothing for work that they got alone. But this one has its turn before them.
-        self._raise(max(leasts, default=self._most) - 1)
+        if (level := max(leasts, default=self._most) - 1) > self._level:
+            self._raise(level)
         self._served[owner] = max(self.served(owner), self._level)
 
     def _raise(self, level: float) -> None:

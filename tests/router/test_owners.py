@@ -492,6 +492,17 @@ def test_two_owners_that_want_much_get_a_third_each_and_leave_room_for_others() 
     assert not script.take()
 
 
+def test_streams_that_have_begun_are_taken_back_by_a_new_router_however_many_wait() -> None:
+    """Before the restart they ran, and had no place in the queue."""
+    script = Script(connect=False, max_num_queued_reqs=99, max_num_queued_tokens=10**6)
+    script.connect(GATEWAY)
+    for key in range(1, 60):
+        script.say(GATEWAY, Submit(replace(request(key), owner="a"), delivered=[1]))
+    for key in range(100, 130):
+        script.say(GATEWAY, Submit(replace(request(key), owner="b"), delivered=[1]))
+    assert not any(isinstance(message, Rejected) for _, message in script.take())
+
+
 def test_two_owners_with_many_tokens_get_a_third_each() -> None:
     script = Script(connect=False, max_num_queued_tokens=1000)
     script.connect(GATEWAY)

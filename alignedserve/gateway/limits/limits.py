@@ -18,8 +18,8 @@ _MAX_STORED_BYTES = 4 << 30
 # Log-probabilities of an answer that is not streamed, at most. They are held until it is complete, at about 80 bytes
 # each: 40 MB.
 MAX_OUTPUT_LOGPROBS = 1 << 19
-# Token ids in a call's stop_token_ids, logit_bias, allowed_token_ids and bad_words, times its choices, at most. Each
-# choice carries them in a message of its own. The router decodes this many in 20 ms.
+# Token ids in a call's stop_token_ids, logit_bias, allowed_token_ids and bad_words, times its choices, at most, unless
+# max_token_ids is larger. Each choice carries them in a message of its own. The router decodes this many in 20 ms.
 MAX_CALL_TOKEN_IDS = 1 << 16
 # The default of max_requests_per_key without API keys.
 MAX_REQUESTS = 4096
@@ -178,12 +178,12 @@ class CallLimits:
                 f"bad_words: {counts['bad_words']} tokens (with and without a space before each word); "
                 f"at most {self.max_token_ids} are allowed"
             )
-        number = num_choices * sum(counts.values())
-        if number > MAX_CALL_TOKEN_IDS:
+        number, most = num_choices * sum(counts.values()), max(MAX_CALL_TOKEN_IDS, self.max_token_ids)
+        if number > most:
             raise InvalidRequest(
                 f"{max(counts, key=counts.__getitem__)}: for {num_choices} choices, the token ids of "
                 f"{', '.join(name for name in counts if counts[name])} make {number}; "
-                f"at most {MAX_CALL_TOKEN_IDS} are allowed"
+                f"at most {most} are allowed"
             )
 
     def with_room_for_logprobs(
