@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, ValuesView
 from itertools import chain
+from operator import attrgetter
 
 from alignedserve.decode_worker.scheduled_request import (
     ScheduledRequest,
     ScheduledRequests,
     scheduled_request,
 )
+from alignedserve.instance.owners import in_turn
 from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
@@ -77,13 +79,7 @@ class Candidates:
         has less here goes first, as if each candidate before it ran."""
         if not self.owners_compete:
             return [*self._requests.values()]
-        num_here = Counter(request.owner for request in running)
-
-        def place(request: ScheduledRequest) -> int:
-            num_here[request.owner] += 1
-            return num_here[request.owner]
-
-        return sorted(self._requests.values(), key=place)
+        return in_turn(self._requests.values(), running, attrgetter("owner"))
 
     @property
     def batch(self) -> ValuesView[ScheduledRequest]:

@@ -9,8 +9,9 @@ A reservation that is not committed in time falls back to the last commit, as a 
 
 `BlockTree` has the blocks that requests list, and those that are kept because their content is known. When room is
 needed, spare requests and kept blocks go in the order in which they were last used, and of the blocks last used
-together those at the ends of prompts go first. Among several owners, the one with most kept blocks loses them, so
-no key's prompts push out all of another's. What is promised to the next turns of chats goes last.
+together those at the ends of prompts go first. Among several owners, the one with most kept blocks loses them, though
+others' may be older, so no key's prompts push out all of another's. What is promised to the next turns of chats goes
+last.
 """
 
 from __future__ import annotations
@@ -307,10 +308,8 @@ class BlockAllocator:
         """Drops spare requests and kept blocks until enough blocks are free. Returns the dropped requests."""
         spares, num_passed, dropped = self._in_state[AllocationState.SPARE], 0, list[Allocation]()
         while (num_short := num_missing - self.num_free_blocks) > 0:
-            spare, kept = next(islice(spares.values(), num_passed, None), None), self._tree.oldest_kept
-            latest = spare.since if spare and drops_spares else self._now
-            if kept and kept.last_used <= latest:
-                self._tree.drop_kept(num_short, latest)
+            spare = next(islice(spares.values(), num_passed, None), None)
+            if self._tree.drop_kept(num_short, spare.since if spare and drops_spares else self._now):
                 continue
             if drops_spares and spare is None and self._tree.break_promise():
                 continue

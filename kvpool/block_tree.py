@@ -269,13 +269,15 @@ class BlockTree:
 
     # ---- room --------------------------------------------------------------------------------------------------------
 
-    @property
-    def oldest_kept(self) -> Run | None:
-        """The kept blocks that go first, from its end on. None: none are kept. Promised ones don't go."""
+    def _next_kept(self, until: int) -> Run | None:
+        """Returns the kept blocks that go first, from their end on. None: none, of any owner, were last used at `until`
+        or before. Promised ones don't go."""
         oldest = {owner: run for owner in [*self._kept] if (run := self._oldest_of(owner))}
+        if all(run.last_used > until for run in oldest.values()):
+            return None
         unknown = oldest.pop("", None)
         most = max(oldest.values(), key=lambda run: self._num_kept_by[run.owner], default=None)
-        return min((each for each in (unknown, most) if each), key=lambda run: run.last_used, default=None)
+        return min((each for each in (unknown, most) if each), key=lambda run: run.last_used)
 
     def _oldest_of(self, owner: str) -> Run | None:
         entries = self._kept[owner]
@@ -286,10 +288,11 @@ class BlockTree:
         del self._kept[owner]
         return None
 
-    def drop_kept(self, at_most: int, until: int) -> None:
-        """Frees the kept blocks that go first, as far as they were last used at `until` or before."""
+    def drop_kept(self, at_most: int, until: int) -> bool:
+        """Frees the kept blocks that go first, while any were last used at `until` or before. Returns whether any
+        were."""
         dropped = list[PoolBlockId]()
-        while len(dropped) < at_most and (run := self.oldest_kept) and run.last_used <= until:
+        while len(dropped) < at_most and (run := self._next_kept(until)):
             num_left = max(len(run.blocks) - at_most + len(dropped), 0)
             if not num_left:
                 del self._known[run.hashes[0]]
@@ -297,6 +300,7 @@ class BlockTree:
             dropped += self._cut(run)
         self._table.forget(dropped)
         self.free += dropped
+        return bool(dropped)
 
     def _cut(self, run: Run) -> list[PoolBlockId]:
         """Takes the blocks that are not known from a run that no request lists. Returns them, the last one first."""

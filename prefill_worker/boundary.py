@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from alignedserve.instance.owners import in_turn
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.prompt_table import PromptTable
@@ -72,6 +74,13 @@ class Boundary:
 
     def is_waiting(self, request: PrefillRequest) -> bool:
         return request.key in self._prompts.waiting
+
+    def in_turn(self, requests: Sequence[PrefillRequest]) -> Sequence[PrefillRequest]:
+        own = {request.key: request for request in map(_own, requests)}
+        if len({request.owner for request in own.values()}) <= 1:
+            return requests
+        begun = (each for each in self._prompts.started.values() if each.has_slot and each.key not in own)
+        return in_turn(own.values(), begun, attrgetter("owner", "is_rt"))
 
     @property
     def started(self) -> Sequence[ScheduledRequest]:

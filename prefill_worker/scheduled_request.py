@@ -51,6 +51,10 @@ class ScheduledRequest:
         return self.work.request.key
 
     @property
+    def owner(self) -> str:
+        return self.work.request.owner
+
+    @property
     def is_rt(self) -> bool:
         return self.work.deadlines.is_rt
 

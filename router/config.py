@@ -25,13 +25,13 @@ class RouterConfig:
     ] = "auto"
     max_num_queued_reqs: Annotated[
         int,
-        "maximum requests waiting for prefill; more is a 503. Real time counts only itself. One API key may have half; "
-        "more is a 429",
+        "maximum requests waiting for prefill; more is a 503. Real time counts only itself. An API key may have as "
+        "many as are then still free, so half at most; more is a 429",
     ] = 4096
     max_num_queued_tokens: Annotated[
         int,
-        "maximum prompt tokens waiting for prefill; more is a 503. Real time counts only itself. One API key may have "
-        "half; more is a 429",
+        "maximum prompt tokens waiting for prefill; more is a 503. Real time counts only itself. An API key may have "
+        "as many as are then still free, so half at most; more is a 429",
     ] = 4 << 20
     orphan_s: Annotated[float, "seconds that KV in the pool waits for its request after a restart"] = 10.0
     silence_s: Annotated[float, "seconds without a heartbeat after which a process counts as dead"] = 10.0

@@ -55,23 +55,45 @@ class PrefillDispatch:
             self._pool.reserve(state, _num_tokens_to_reserve(state), finds_only)
 
     def _in_own_share(self) -> Iterator[RoutedRequest]:
-        """Starts real time of an owner that has fewer requests under way than its part of colocated instances' slots.
-        Prompts of others, which wait there for slots, may fill what the policy starts ahead."""
-        queue, cluster = self._router.prefill_queue, self._router.cluster
-        line = self._router.policy.line(True)
-        if not (queue.owners_compete and cluster.is_colocated):
+        """Starts real time of owners that have less under way than their part. Prompts of others, which wait at the
+        instances, may fill what the policy starts ahead."""
+        queue, line = self._router.prefill_queue, self._router.policy.line(True)
+        if not queue.owners_compete:
             return
-        num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
-        # There may be none with real time.
-        share = num_slots // max(queue.turns(True).num_owners, 1)
         for owner in queue.rt_owners():
-            while not queue.is_refused(line) and (
-                request := queue.first(line, self._router.clock.now, owner)
-            ):
-                if queue.num_under_way(request) >= share:
+            while not queue.is_refused(line) and self._has_share_left(owner):
+                request = queue.first(line, self._router.clock.now, owner)
+                if request is None:
                     break
                 queue.take(request)
                 yield request
+
+    def _has_share_left(self, owner: str) -> bool:
+        """Returns whether the owner has less than its part of colocated instances' slots, or else of the window of what
+        is started ahead. Beyond a full window, all owners together start at most another one."""
+        queue, cluster = self._router.prefill_queue, self._router.cluster
+        # There may be none with real time.
+        num_owners = max(queue.turns(True).num_owners, 1)
+        if cluster.is_colocated:
+            num_slots = sum(view.hello.limits.max_num_seqs for view in cluster.decodes)
+            return queue.num_under_way(owner) < num_slots // num_owners
+        window = routing.window(cluster, self._router.policy.config.prefill_window)
+        return all(
+            num_own * num_owners < most and num_all < 2 * most
+            for most, num_own, num_all in zip(window, self._ahead(owner), self._ahead(None), strict=True)
+        )
+
+    def _ahead(self, owner: str | None) -> tuple[int, int]:
+        """Returns the tokens and requests in the line of real time that were started and are not computed. `owner`:
+        only this owner's."""
+        line = self._router.policy.line
+        classes = [is_rt for is_rt in (True, False) if line(is_rt) == line(True)]
+        pending = (view.pending for view in self._router.cluster.prefills)
+        started = [self._router.prefill_queue.reserving, *pending]
+        return (
+            sum(counts.sum(each, owner) for counts in started for each in classes),
+            sum(counts.count(each, owner) for counts in started for each in classes),
+        )
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
@@ -114,7 +136,7 @@ class PrefillDispatch:
                 state.note_gaps(state.num_tokens, view.hello.limits.span)
             self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
             self._router.outbox.send(view.instance_id, Prefill([state.work()]))
-        view.pending.put(state.key, num_pending, state.is_rt)
+        view.pending.put(state.key, num_pending, state.is_rt, state.owner)
 
     def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
         """Returns the instance, and the number of prompt tokens that its prefix cache may hold."""

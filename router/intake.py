@@ -34,33 +34,34 @@ Refusal = tuple[str, str]
 DEFAULT_SLACK = 1.25
 
 
-# The part of the queue that the requests of one API key may fill, so that it has room for others.
-OWNER_SHARE = 0.5
-
-
-def refuse_queued(request: Request, queue: PrefillQueue, config: RouterConfig) -> Refusal | None:
-    """Returns why the queue has no room for the request, or for another one of its owner. Without API keys, all
-    clients together may fill the queue."""
-    is_rt, own = request.tier == "rt", (request.owner,) if request.owner else ()
-    for owner in (*own, None):
-        share = 1.0 if owner is None else OWNER_SHARE
-        num_queued, num_tokens = queue.waiting_before(is_rt, owner)
-        most, most_tokens = (
-            max(int(share * each), 1) for each in (config.max_num_queued_reqs, config.max_num_queued_tokens)
+def refuse_queued(
+    request: Request, queue: PrefillQueue, config: RouterConfig, has_begun: bool = False
+) -> Refusal | None:
+    """Returns why the queue has no room for the request, or for another one of its owner. What waits of an owner of API
+    keys may be at most as much as is then still free, so there is room for others. Without API keys, all clients
+    together may fill the queue. `has_begun`: it was accepted by an earlier router, and its owner has its place."""
+    is_rt, owner, num_prompt = request.tier == "rt", request.owner, len(request.prompt)
+    num_queued, num_tokens = queue.waiting_before(is_rt)
+    num_own, num_own_tokens = queue.waiting_before(is_rt, owner) if owner else (0, 0)
+    most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
+    # No owner is told how much of others waits.
+    told, told_tokens = ("many", "many") if owner else (num_queued, num_tokens)
+    if num_queued >= most:
+        return "full", f"{told} requests wait already, at most {most} may"
+    if num_tokens and num_tokens + num_prompt > most_tokens:
+        return (
+            "full",
+            f"{told_tokens} tokens wait for prefill already, and this prompt's {num_prompt} would make it more than "
+            f"{most_tokens}",
         )
-        reason, whose = ("full", "") if owner is None else ("owner_full", " from this API key")
-        # No owner is told how much of others waits.
-        has_others = owner is None and request.owner
-        told, told_tokens = ("many", "many") if has_others else (num_queued, num_tokens)
-        if num_queued >= most:
-            limit = "" if owner is None else ", which is half of max_num_queued_reqs"
-            return reason, f"{told} requests{whose} wait already, at most {most} may{limit}"
-        if num_tokens and num_tokens + len(request.prompt) > most_tokens:
-            limit = "" if owner is None else ", which is half of max_num_queued_tokens"
+    for own, more, num_free, what, limit in (
+        (num_own, 1, most - num_queued, "requests", "max_num_queued_reqs"),
+        (num_own_tokens, num_prompt, most_tokens - num_tokens, "prompt tokens", "max_num_queued_tokens"),
+    ):
+        if own and not has_begun and own + more > num_free - more:
             return (
-                reason,
-                f"{told_tokens} tokens{whose} wait for prefill already, and this prompt's {len(request.prompt)} "
-                f"would make it more than {most_tokens}{limit}",
+                "owner_full",
+                f"{own} {what} from this API key wait already, and may be at most as many as {limit} leaves free",
             )
     return None
 
@@ -185,7 +186,9 @@ class Submissions:
     def _admit(self, gateway: InstanceId, submit: Submit) -> None:
         request = submit.request
         refusal = self._adapters.refusal(request)
-        refusal = refusal or refuse_queued(request, self._router.prefill_queue, self._router.config)
+        refusal = refusal or refuse_queued(
+            request, self._router.prefill_queue, self._router.config, bool(submit.delivered)
+        )
         refusal = refusal or refuse(request, self._router.cluster)
         if not refusal and not submit.delivered:
             refusal = refuse_slo(request, self._router.cluster)

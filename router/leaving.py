@@ -118,7 +118,8 @@ class Recaller:
             self._router.outbox.send(stager.instance_id, Unstage([state.key]))
         self._transitions.enter(state, Phase.PREFILLING, saver)
         if view := self._router.cluster.prefill(saver):
-            view.pending.put(state.key, 0, state.is_rt)  # Nothing of it is left to compute there.
+            # Nothing of it is left to compute there.
+            view.pending.put(state.key, 0, state.is_rt, state.owner)
 
     def finish(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
         """Ends the request everywhere, because its client has its answer, or is gone."""

@@ -221,9 +221,9 @@ class Line:
         return len(self._of.get(owner, ()))
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
+        self._order.add(state.owner)
         self._of.setdefault(state.owner, WaitingLine()).push(state, urgency)
         self._num_waiting += 1
-        self._order.add(state.owner)
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
@@ -231,10 +231,11 @@ class Line:
             self._left(state.owner, own)
 
     def take(self, request: RoutedRequest) -> None:
-        own = self._of[request.owner]
+        own, is_in_turn = self._of[request.owner], request.owner == self.next_owner
         state = own.take(request.key)
         # A request that the pool has refused has been counted already.
-        self.turns.had_turn(state.owner, max(state.num_missing - state.num_counted, 0))
+        count = self.turns.had_turn if is_in_turn else self.turns.serve
+        count(state.owner, max(state.num_missing - state.num_counted, 0))
         state.num_counted = max(state.num_missing, state.num_counted)
         self._left(request.owner, own)
 
@@ -254,8 +255,8 @@ class Line:
         for state in states:
             by_owner.setdefault(state.owner, []).append(state.key)
         for owner, keys in by_owner.items():
-            self._of[owner].release(keys)
             self._order.add(owner)
+            self._of[owner].release(keys)
 
     def first(self, now: float, owner: str | None = None) -> RequestState | None:
         """Returns the next request to start, without removing it. `owner`: the one of this owner, with or without its
@@ -285,8 +286,6 @@ class PrefillQueue:
         self.reserving = TokenCounts()
         # The number of open requests of each owner.
         self._num_open: Counter[str] = Counter()
-        # Both counts above, of each owner.
-        self._of_owner: dict[str, TokenCounts] = {}
         # Prefixes that started requests bring, and the requests in the lines that wait for them.
         self.prefixes = PrefixesInFlight()
         # Best-effort requests in the lines with KV in the pool that other requests may not take.
@@ -312,11 +311,9 @@ class PrefillQueue:
         own = self._policy.line(is_rt)
         classes = [each for each in (True, False) if self._policy.line(each) <= own]
         both = [self._missing, self.reserving]
-        if owner is not None:
-            both = [self._of_owner.get(owner, TokenCounts())]
         return (
-            sum(counts.count(each) for counts in both for each in classes),
-            sum(counts.sum(each) for counts in both for each in classes),
+            sum(counts.count(each, owner) for counts in both for each in classes),
+            sum(counts.sum(each, owner) for counts in both for each in classes),
         )
 
     def turns(self, is_rt: bool) -> OwnerTurns:
@@ -346,10 +343,10 @@ class PrefillQueue:
         """Returns up to MAX_OWNERS owners with requests in the line of real time, the least served first."""
         return self._lines[self._policy.line(True)].owners()[:MAX_OWNERS]
 
-    def num_under_way(self, request: RoutedRequest) -> int:
-        """Returns how many requests of this owner, in the line of this class, have started and not ended."""
-        line = self._lines[self._policy.line(request.is_rt)]
-        return line.turns.num_open(request.owner) - line.num_of(request.owner)
+    def num_under_way(self, owner: str) -> int:
+        """Returns how many requests of this owner, in the line of real time, have started and not ended."""
+        line = self._lines[self._policy.line(True)]
+        return line.turns.num_open(owner) - line.num_of(owner)
 
     @property
     def num_demotions(self) -> int:
@@ -357,18 +354,12 @@ class PrefillQueue:
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
         self.discard(state)
-        self._missing.put(state.key, state.num_missing, state.is_rt)
-        self._count(state)
+        self._missing.put(state.key, state.num_missing, state.is_rt, state.owner)
         self._line_of(state).push(state, urgency)
 
     def reserve(self, state: RequestState) -> None:
         """Counts a started request that waits for pool blocks."""
-        self.reserving.put(state.key, state.num_missing, state.is_rt)
-        self._count(state)
-
-    def _count(self, state: RequestState) -> None:
-        own = self._of_owner.setdefault(state.owner, TokenCounts())
-        own.put(state.key, state.num_missing, state.is_rt)
+        self.reserving.put(state.key, state.num_missing, state.is_rt, state.owner)
 
     def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
@@ -376,10 +367,6 @@ class PrefillQueue:
         self.prefixes.forget(state.key)
         self._missing.discard(state.key)
         self.reserving.discard(state.key)
-        if own := self._of_owner.get(state.owner):
-            own.discard(state.key)
-            if not own:
-                del self._of_owner[state.owner]
         self.pinned.pop(state.key, None)
 
     def take_pinned(self) -> list[RequestState]:
@@ -424,7 +411,8 @@ class PrefillQueue:
         """The owners with a count of anything."""
         return {
             *self._num_open,
-            *self._of_owner,
+            *self._missing.owners,
+            *self.reserving.owners,
             *(owner for line in self._lines for owner in line.turns.owners),
         }
 
@@ -520,8 +508,8 @@ class _PooledClass:
         self.shown: str | None = None
 
     def add(self, state: RequestState, lost: Lost | None = None) -> None:
-        self.of.setdefault(state.owner, _Pooled()).add(state, lost)
         self._order.add(state.owner)
+        self.of.setdefault(state.owner, _Pooled()).add(state, lost)
 
     def discard(self, state: RequestState, lost: Lost | None = None) -> None:
         own = self.of[state.owner]

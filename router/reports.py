@@ -86,7 +86,7 @@ class OutputProcessor:
             view.pending.discard(state.key)
         elif state.key in view.pending:
             # A prefill instance has the request until its KV is saved.
-            view.pending.put(state.key, 0, state.is_rt)
+            view.pending.put(state.key, 0, state.is_rt, state.owner)
 
     def _note_first_token(self, state: RequestState) -> None:
         state.deadlines = with_first_token(state.deadlines, self._router.clock.now)
@@ -134,7 +134,7 @@ class InstanceReports:
         self._hand_over.held(view, report.held)
         for key, num_computed, num_reused in report.progress:
             if state := self._router.requests.find(key, sender, Phase.PREFILLING):
-                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt, state.owner)
                 self._router.output.add_progress(state, num_computed, num_reused, self._router.clock.now)
         for key, num_tokens in report.saved:
             if state := self._router.requests.find(key, sender, Phase.PREFILLING):
@@ -169,7 +169,7 @@ class InstanceReports:
     def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int, int]]) -> None:
         for key, num_computed, num_reused in progress:
             if key in view.pending and (state := self._router.requests.get(key)):
-                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt, state.owner)
                 self._router.output.add_progress(state, num_computed, num_reused, self._router.clock.now)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:

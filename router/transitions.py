@@ -62,7 +62,7 @@ class PhaseTransitions:
         elif state.phase is Phase.POOLED:
             self._router.decode_queue.add(state)
         elif state.phase is Phase.PREFILLING and (prefill := self._router.cluster.prefill(state.instance_id)):
-            prefill.pending.put(state.key, state.num_missing, state.is_rt)
+            prefill.pending.put(state.key, state.num_missing, state.is_rt, state.owner)
             self._announce(state)
         elif state.phase in RUNNING_PHASES and (decode := self._router.cluster.decode(state.instance_id)):
             decode.add_running(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,15 +16,16 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class TokenCounts:
-    """Token counts per request, with sums per class. Pure.
+    """Token counts per request, with sums per class, of all owners and of each. Pure.
 
     The sums are read at each event, so reading them must take as long for one request as for thousands."""
 
     def __init__(self) -> None:
-        # (tokens, whether the request is real time) of each request
-        self._tokens: dict[RequestKey, tuple[int, bool]] = {}
-        self._counts = {True: 0, False: 0}
-        self._sums = {True: 0, False: 0}
+        # (tokens, whether the request is real time, its owner) of each request
+        self._tokens: dict[RequestKey, tuple[int, bool, str]] = {}
+        # By class and owner. None: all owners.
+        self._counts = Counter[tuple[bool, str | None]]()
+        self._sums = Counter[tuple[bool, str | None]]()
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -34,31 +36,39 @@ class TokenCounts:
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._tokens
 
-    def put(self, key: RequestKey, num_tokens: int, is_rt: bool) -> None:
+    def put(self, key: RequestKey, num_tokens: int, is_rt: bool, owner: str) -> None:
         """Counts the request with `num_tokens` from now on, whatever it counted before."""
         self.discard(key)
-        self._tokens[key] = num_tokens, is_rt
-        self._counts[is_rt] += 1
-        self._sums[is_rt] += num_tokens
+        self._tokens[key] = num_tokens, is_rt, owner
+        for whose in (None, owner):
+            self._counts[is_rt, whose] += 1
+            self._sums[is_rt, whose] += num_tokens
 
     def discard(self, key: RequestKey) -> None:
         """Safe to repeat."""
         if found := self._tokens.pop(key, None):
-            num_tokens, is_rt = found
-            self._counts[is_rt] -= 1
-            self._sums[is_rt] -= num_tokens
+            num_tokens, is_rt, owner = found
+            for whose in (None, owner):
+                self._counts[is_rt, whose] -= 1
+                self._sums[is_rt, whose] -= num_tokens
+            if not self._counts[is_rt, owner]:
+                del self._counts[is_rt, owner], self._sums[is_rt, owner]
 
-    def count(self, is_rt: bool) -> int:
-        """Returns the number of requests of the class."""
-        return self._counts[is_rt]
+    def count(self, is_rt: bool, owner: str | None = None) -> int:
+        """Returns the number of requests of the class. `owner`: counts only this owner's."""
+        return self._counts[is_rt, owner]
 
-    def sum(self, is_rt: bool) -> int:
-        """Returns the number of tokens of the class."""
-        return self._sums[is_rt]
+    def sum(self, is_rt: bool, owner: str | None = None) -> int:
+        """Returns the number of tokens of the class. `owner`: counts only this owner's."""
+        return self._sums[is_rt, owner]
 
     @property
     def total(self) -> int:
-        return self._sums[True] + self._sums[False]
+        return self.sum(True) + self.sum(False)
+
+    @property
+    def owners(self) -> set[str]:
+        return {owner for _, owner in self._counts if owner is not None}
 
 
 # ---- common prefixes -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NoReturn
 
-from alignedserve.launch.console import finish_output
+from alignedserve.launch.console import Alarm, finish_output
 from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.signals import hold_signals, ignore_signals, on_signals, release_signals
 from alignedserve.types import shortened
@@ -33,6 +33,8 @@ _UP, _STOP = b"+", b"s"
 # The most characters of an error, and bytes of all reports.
 _MAX_CHARS, _MAX_BYTES = 4_000, 60_000
 _POLL_S = 0.01
+# seconds that killed processes get to end
+KILL_S = 10.0
 
 
 class Stopped(Exception):
@@ -71,10 +73,10 @@ class Orders:
         os.write(self._reports, json.dumps([kind.__name__, shortened(str(error), _MAX_CHARS)]).encode())
 
 
-def run_in_child(work: Callable[[Orders], None]) -> bool:
+def run_in_child(work: Callable[[Orders], None], say: Callable[[str], None]) -> bool:
     """Runs `work` in a child process. Returns whether it ended by itself or after an order; False if a signal ended it
-    while it started. Raises its ValueError or RuntimeError. No descendant is left, except those of before and what they
-    have started."""
+    while it started. Raises its ValueError or RuntimeError. No descendant is left, except those of before, what they
+    have started, and their daemons; `say` gets a line about those that can't be killed."""
     before = descendants(os.getpid())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     hold_signals()
@@ -82,7 +84,7 @@ def run_in_child(work: Callable[[Orders], None]) -> bool:
     on_signals(child.came)
     release_signals()
     status = child.wait()
-    _kill_descendants(before)
+    _kill_descendants(before, say)
     ignore_signals()
     return child.outcome(status)
 
@@ -177,15 +179,30 @@ def hear_nothing() -> None:
     on_signals(lambda number: None)
 
 
-def _kill_descendants(spared: Collection[tuple[int, int]]) -> None:
-    while left := descendants(os.getpid(), spared):
+def _kill_descendants(spared: Collection[tuple[int, int]], say: Callable[[str], None]) -> None:
+    """Kills all descendants other than those that are `spared`, and waits until they have ended."""
+    deadline = time.monotonic() + KILL_S
+    while left := [each for each in descendants(os.getpid(), spared) if _is_of_this_session(*each)]:
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(pid) for pid, _ in left)
+            return say(Alarm(f"killed processes have not ended after {KILL_S:g} s: {pids}"))
         for pid, _ in left:
-            with suppress(ProcessLookupError):
+            # One of another user can't be killed.
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             # It may not be a child yet: its parent has to end first.
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(_POLL_S)
+
+
+def _is_of_this_session(pid: int, start: int) -> bool:
+    """Everything that the launcher starts stays in this session. A descendant of another session is a daemon of a
+    program that ran before, as in `agent & exec alignedserve serve`: orphans have this process as their parent."""
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -23,10 +23,10 @@ from alignedserve.launch.plan import (
     plan_island,
     plan_island_gateway,
 )
+from alignedserve.launch.ports import bound
 from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
-from alignedserve.process.listening import bind
 from alignedserve.process.private_files import make_directory
 from alignedserve.store.homes import make_home
 from alignedserve.version import __version__
@@ -43,7 +43,7 @@ def launch(settings: Settings, say: Say, orders: Orders, left: Leftovers, start_
     _check_event_log(settings.launch)
     _check_files_at(settings.launch)
     with (
-        bind(http.host, http.port) as listener,
+        bound(http.host, http.port) as listener,
         locate_store(settings.launch, left.note_process) as store,
         _nodes(settings, left, say, orders) as nodes,
     ):

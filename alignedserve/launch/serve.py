@@ -40,7 +40,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             launch(settings, say, orders, left, start_s)
 
         try:
-            is_done = run_in_child(launch)
+            is_done = run_in_child(launch, say)
         except (ValueError, RuntimeError) as error:
             logger.error("%s", error)
             raise

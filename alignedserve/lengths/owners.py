@@ -38,7 +38,8 @@ class Predictors:
     def predict(
         self, prompt: Sequence[int], params: SamplingParams, tier: str, owner: str = ""
     ) -> Prediction:
-        return self._predictors.get(owner, self.taught).predict(prompt, params, tier)
+        predictor = self.of(owner) if owner in self._predictors else self.taught
+        return predictor.predict(prompt, params, tier)
 
     def learn(self, prediction: Prediction, length: int, reason: str, owner: str = "") -> None:
         """Learns from an answer to `owner`. `reason` is why it ended. Does nothing if the answer teaches nothing."""

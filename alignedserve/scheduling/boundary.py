@@ -298,6 +298,10 @@ class PrefillBoundary(Protocol):
 
     def is_waiting(self, request: PrefillRequest) -> bool: ...
 
+    def in_turn(self, requests: Sequence[PrefillRequest]) -> Sequence[PrefillRequest]:
+        """Returns these prompts, which wait or are being computed, in their order. If they have several owners, one of
+        an owner that has fewer prompts of its class here goes first, as if each prompt before it had started."""
+
     @property
     def started(self) -> Sequence[PrefillRequest]:
         """Prompts with blocks: those that are being loaded, computed, saved or preempted."""

@@ -106,6 +106,10 @@ class PrefillPart:
         """Puts the most urgent first."""
         return requests
 
+    def in_turn(self, requests: Sequence[PrefillRequest], at: PrefillBoundary) -> Sequence[PrefillRequest]:
+        """Puts the most urgent first, by turns of their owners."""
+        return at.in_turn(self.in_order(requests, at.now))
+
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         """Puts the most urgent candidates of decode instances first."""
         return candidates
@@ -117,8 +121,8 @@ class PrefillPart:
 
     def plan(self, at: PrefillBoundary) -> None:
         if at.short_of_blocks is None:
-            prefilling.admit_while(at, self.in_order(at.waiting, at.now), prefilling.fits)
-        prefilling.chunk_in_order(at, self.in_order(at.computing, at.now))
+            prefilling.admit_while(at, self.in_turn(at.waiting, at), prefilling.fits)
+        prefilling.chunk_in_order(at, self.in_turn(at.computing, at))
 
 
 class DecodePart:

@@ -33,7 +33,7 @@ import httpx2
 from alignedserve.launch.ports import free_port
 from benchmarks.attack.attacks import Attack, all_attacks, drawn
 from benchmarks.attack.processes import MemoryWatch, is_alive, num_bytes
-from benchmarks.attack.target import KEYS, NEWCOMER, OPERATOR, Finding, Target
+from benchmarks.attack.target import KEYS, MAX_CONNECTIONS, NEWCOMER, OPERATOR, Finding, Target
 from benchmarks.attack.verdict import HEAD, Measured, Watched, objections, row
 from benchmarks.attack.victim import Watch
 from benchmarks.harness import facts, parser_of, progress, say, write_json
@@ -155,6 +155,7 @@ def session(has_keys: bool, slack: float) -> Iterator[Session]:
         if has_keys:
             (state / "keys").write_text("".join(f"{key}\n" for key in (*KEYS, NEWCOMER)))
             options += ["--api-key-file", str(state / "keys"), "--operator-key", OPERATOR, *SMALL_POOL]
+            options += ["--max-connections", str(MAX_CONNECTIONS)]
         command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", *options]
         with running(command, state / "log", "ready after", START_S) as process:
             url = f"http://{HOST}:{port}"
@@ -172,8 +173,14 @@ def attack_all(
     """Returns the findings and whether anything is broken. `slack` is for the attacks' own bounds (`Target`), at least.
     `hang_s`: see `objections`. No attack begins after `end_s`, of `time.monotonic`, other than the first."""
     rows: list[dict[str, Any]] = []
+
+    def is_over() -> bool:
+        return bool(rows) and time.monotonic() > end_s
+
     with progress(len(attacks), "attack") as bar:
         for has_keys, some in itertools.groupby(attacks, key=lambda each: each.needs_keys):
+            if is_over():
+                break
             bar.set_description("starting a server")
             with session(has_keys, slack) as at:
                 before = at.baseline()
@@ -181,7 +188,7 @@ def attack_all(
                     f"{HEAD}\nwith{'' if has_keys else 'out'} keys: {before.num_tokens / BASELINE_S:.0f} tokens/s"
                 )
                 for attack in some:
-                    if rows and time.monotonic() > end_s:
+                    if is_over():
                         break
                     bar.set_description(attack.name)
                     found = at.measure(attack)

@@ -16,8 +16,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from alignedserve.gateway.http.connections import allow_descriptors
+
 NUM_THREADS, NICENESS = 32, 5
-# Calls per second, and connections that are kept open at once, at most. More would take the server's own cores here.
+# Calls per second, and connections that a flood opens and keeps, at most. More would take the server's own cores here.
 MAX_RATE, MAX_OPEN = 1500, 3000
 LONG = "the same words again and again " * 100
 
@@ -25,6 +27,7 @@ LONG = "the same words again and again " * 100
 class Flood:
     def __init__(self, kind: str, address: tuple[str, int], key: str, seconds: float) -> None:
         self._send: Callable[[int], None] = getattr(self, f"_send_{kind}")
+        self._max_turns = MAX_OPEN if kind == "connections" else sys.maxsize
         self._address = address
         self._key = key
         self._begin_s = time.monotonic()
@@ -39,6 +42,7 @@ class Flood:
             thread.start()
         for thread in threads:
             thread.join()
+        time.sleep(max(self._end_s - time.monotonic(), 0.0))
         for each in self._kept:
             each.close()
 
@@ -51,8 +55,7 @@ class Flood:
                 self.num_failed += 1
 
     def _turns(self) -> Iterator[int]:
-        while time.monotonic() < self._end_s:
-            number = next(self._numbers)
+        while time.monotonic() < self._end_s and (number := next(self._numbers)) < self._max_turns:
             time.sleep(max(self._begin_s + number / MAX_RATE - time.monotonic(), 0.0))
             yield number
 
@@ -65,8 +68,7 @@ class Flood:
 
     def _send_connections(self, number: int) -> None:
         """Opens a connection and keeps it without a word."""
-        if len(self._kept) < MAX_OPEN:
-            self._kept.append(socket.create_connection(self._address, 5))
+        self._kept.append(socket.create_connection(self._address, 5))
 
     def _send_calls(self, number: int) -> None:
         self._answer(prompt="Count from 1 to 9.", max_tokens=8, ignore_eos=True)
@@ -104,6 +106,7 @@ class Flood:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
+    allow_descriptors(MAX_OPEN)
     kind, host, port, key, seconds = sys.argv[1:]
     flood = Flood(kind, (host, int(port)), key, float(seconds))
     flood.run()

@@ -8,12 +8,12 @@ import contextlib
 import itertools
 import os
 import re
-import resource
 import socket
 from collections.abc import Iterable
 
 import httpx2
 
+from alignedserve.gateway.http.connections import allow_descriptors
 from benchmarks.attack.target import Finding, Target
 
 TIMEOUT_S = 8.0
@@ -93,8 +93,7 @@ async def attack_unfinished_bodies(target: Target) -> Finding:
 
 async def attack_idle_connections(target: Target) -> Finding:
     """Opens as many connections as this process may, and then sends a normal request."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, NUM_IDLE + 500)), hard))
+    allow_descriptors(NUM_IDLE)
     kept: list[socket.socket] = []
     loop = asyncio.get_running_loop()
     try:
@@ -108,7 +107,6 @@ async def attack_idle_connections(target: Target) -> Finding:
     finally:
         for each in kept:
             each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return Finding("idle connections", status in (200, 503), f"{len(kept)} beside: status {status}")
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 # nothing else than to see whether it can learn from what the others did. The operator's can see what all have done.
 KEYS = ("attacker-key-of-make-attack", "victim-key-of-make-attack")
 NEWCOMER, OPERATOR = "newcomer-key-of-make-attack", "operator-key-of-make-attack"
+# Connections that such a server accepts. A flood opens more of them.
+MAX_CONNECTIONS = 1000
 
 
 @dataclass(frozen=True)

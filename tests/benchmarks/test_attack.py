@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.attack import __main__ as attack
 from benchmarks.attack.attacks import all_attacks, drawn
 from benchmarks.attack.target import Finding
 from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row
@@ -103,3 +107,19 @@ def test_attacks_are_found_by_name_and_those_with_keys_come_last() -> None:
     assert "router.flex_with_many_choices" in [attack.name for attack in attacks]
     assert [attack.needs_keys for attack in attacks] == sorted(attack.needs_keys for attack in attacks)
     assert {attack.name.split(".")[0] for attack in all_attacks("router.")} == {"router"}
+
+
+@pytest.mark.parametrize(("end_s", "started", "num_rows"), [(0.0, [False], 1), (1e9, [False, True], None)])
+def test_once_the_time_is_up_no_further_server_is_started(
+    end_s: float, started: list[bool], num_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacks, begun = all_attacks(), list[bool]()
+
+    @contextmanager
+    def session(has_keys: bool, slack: float) -> Iterator[SimpleNamespace]:
+        begun.append(has_keys)
+        yield SimpleNamespace(baseline=lambda: BASELINE, measure=lambda attack: (HELD, CALM))
+
+    monkeypatch.setattr(attack, "session", session)
+    rows, _ = attack.attack_all(attacks, end_s=end_s)
+    assert begun == started and len(rows) == (num_rows or len(attacks))

@@ -278,6 +278,23 @@ def test_who_has_most_makes_room_for_who_has_little() -> None:
     assert [chats.num_found(hashes(name, 4), now=1.0) for name in "abc"] == [4, 4, 4]
 
 
+def test_stale_blocks_of_an_owner_with_few_do_not_cost_another_one_its_spare() -> None:
+    """They are older than the spare, so kept blocks go before it: those of the owner that has most."""
+    chats = Chats()
+    chats.end(hashes("a", 4), now=0.0, awaits="", owner="few")
+    spare, _ = chats.reserve(hashes("b", 4), now=1.0, owner="spare")
+    chats.pool.on(Commit(spare, 17, 1.0, is_candidate=False), 1.0)
+    chats.pool.on(MakeSpare([spare]), 1.0)
+    for number in range(20):
+        key, reserved = chats.reserve(hashes_of(f"{number} flood", 5), now=2.0, owner=OTHERS)
+        assert reserved.blocks is not None and not reserved.dropped
+        chats.pool.on(Commit(key, 5 * BLOCK_SIZE, 2.0, is_candidate=False), 2.0)
+        chats.pool.on(Release([key]), 2.0)
+        chats.pool.check()
+    assert chats.num_found(hashes("a", 4), now=3.0, owner="few") == 4
+    chats.pool.on(Release([spare]), 3.0)
+
+
 def test_the_order_of_one_owners_blocks_does_not_depend_on_the_others() -> None:
     """The blocks used last stay, and ends of prompts go first."""
     chats = Chats()

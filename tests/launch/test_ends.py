@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from alignedserve import demo
+from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.signals import ENDING
 from alignedserve.version import __version__
 from benchmarks.footprint import Footprint
 from tests.launch import signalled_serve
-from tests.launch.server import EXACT, POOL, START_S, Server, starting, until
+from tests.launch.server import EXACT, POOL, START_S, Server, program_of, starting, until
 from tests.launch.streams import ask_all, engine_alone
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,9 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
         # Few other runs serve weights in 8 bits.
         assert ask_all(server.url)[0] == engine_alone("int8") != engine_alone()
         footprint = Footprint(server.pid)
+        # The first process kills at its end what is in its session. The remover ends by itself.
+        sessions = {os.getsid(pid) for pid, _ in descendants(server.pid) if program_of(pid) != "sh"}
+        assert sessions == {server.pid}
         pid = server.pid_of("decode-0")
         shutil.rmtree(model)
         os.kill(pid, signal.SIGKILL)

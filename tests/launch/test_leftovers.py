@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end, removing
-from alignedserve.launch.ports import FIRST, LAST, check_address, claimed, free_port, is_free
+from alignedserve.launch.ports import FIRST, LAST, bound, check_address, claimed, free_port, is_free
 from tests.process.test_private_files import is_locked
 
 HOLD = """
@@ -102,10 +102,22 @@ def test_an_address_is_claimed_by_one_server() -> None:
             pass
     with claimed("127.0.0.1", port):
         pass
+
+
+def test_a_claim_fits_and_is_not_one_that_others_make(monkeypatch: pytest.MonkeyPatch) -> None:
     # longer than a socket's name may be
-    host = 100 * "a"
-    with pytest.raises(ValueError, match="^port=1: .*too long"), claimed(host, 1):
-        pass
+    host = 200 * "a"
+    with claimed(host, 1), claimed(host, 2):
+        with pytest.raises(ValueError, match="^port=1: another server"), claimed(host, 1):
+            pass
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+        with claimed(host, 1):
+            pass
+    # Anyone can guess the address.
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind("\0alignedserve-serve:127.0.0.1:1")
+        with claimed("127.0.0.1", 1):
+            pass
 
 
 def test_where_nobody_can_listen_is_said_in_a_line() -> None:
@@ -117,3 +129,5 @@ def test_where_nobody_can_listen_is_said_in_a_line() -> None:
     for host, reason in (("192.0.2.1", "Cannot assign requested address"), ("no.such.host.", "not known")):
         with pytest.raises(ValueError, match=f"host='{host}', port=80: .*{reason}"):
             check_address(host, 80)
+    with pytest.raises(ValueError, match="^port=80: 192.0.2.1:80: Cannot assign requested address$"):
+        bound("192.0.2.1", 80)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.launch import first_process
 from alignedserve.launch.first_process import Orders, _Child, run_in_child
 from alignedserve.launch.leftovers import descendants, end
 from alignedserve.launch.process_supervisor import ProcessFailed
@@ -118,7 +119,7 @@ def wait_for_nodes(orders: Orders) -> None:
 
 
 def test_an_order_ends_a_launcher_that_waits_for_nodes() -> None:
-    assert in_a_fork(run_in_child, wait_for_nodes) is False
+    assert in_a_fork(run_in_child, wait_for_nodes, print) is False
 
 
 def wait_for_ever(orders: Orders) -> None:
@@ -129,7 +130,7 @@ def wait_for_ever(orders: Orders) -> None:
 
 
 def start_and_be_signalled() -> tuple[bool, list[tuple[int, int]]]:
-    return run_in_child(wait_for_ever), descendants(os.getpid())
+    return run_in_child(wait_for_ever, print), descendants(os.getpid())
 
 
 def test_a_signal_during_the_start_ends_all_that_was_begun() -> None:
@@ -148,7 +149,7 @@ def start_beside_another() -> tuple[bool, bool]:
         os.read(other.stdout.fileno(), 10)
         subprocess.Popen(["sleep", "600"])
 
-    is_done = run_in_child(work)
+    is_done = run_in_child(work, print)
     left = descendants(os.getpid())
     for pid, _ in left:
         os.kill(pid, signal.SIGKILL)
@@ -159,6 +160,57 @@ def start_beside_another() -> tuple[bool, bool]:
 
 def test_what_ran_before_is_left_alone() -> None:
     assert in_a_fork(start_beside_another) == (True, True)
+
+
+def start_beside_one_with_a_daemon() -> tuple[bool, bool]:
+    """As above, with a program that starts a daemon meanwhile: a process in a session of its own, whose parent exits.
+    Returns whether only both are left."""
+    script = "read line; (setsid sh -c 'echo $$; exec sleep 600' &); wait; read line"
+    other = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    daemons: list[int] = []
+
+    def work(orders: Orders) -> None:
+        assert other.stdin and other.stdout
+        os.write(other.stdin.fileno(), b"\n")
+        raise ValueError(os.read(other.stdout.fileno(), 10).decode())
+
+    try:
+        run_in_child(work, print)
+    except ValueError as error:
+        daemons.append(int(str(error)))
+    left = descendants(os.getpid())
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    other.wait()
+    end(set(left))
+    return bool(daemons), {pid for pid, _ in left} == {other.pid, *daemons}
+
+
+def test_a_daemon_of_what_ran_before_is_left_alone() -> None:
+    assert in_a_fork(start_beside_one_with_a_daemon) == (True, True)
+
+
+def start_one_that_does_not_end() -> tuple[bool, list[str]]:
+    """As a process that waits in the kernel, for a disk that is gone, and does not die before that answers."""
+    said: list[str] = []
+
+    def work(orders: Orders) -> None:
+        subprocess.Popen(["sleep", "600"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: None)
+        patch.setattr(first_process, "KILL_S", 0.1)
+        is_done = run_in_child(work, said.append)
+    left = descendants(os.getpid())
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    end(set(left))
+    return is_done, [line.replace(str(left[0][0]), "PID") for line in said]
+
+
+def test_what_can_not_be_killed_is_told_and_holds_up_nothing() -> None:
+    line = "killed processes have not ended after 0.1 s: PID"
+    assert in_a_fork(start_one_that_does_not_end, limit_s=30) == (True, [line])
 
 
 def fail(orders: Orders) -> None:
@@ -175,7 +227,7 @@ FAILS: list[str] = []
 def failure(kind: str) -> str:
     FAILS[:] = [kind]
     try:
-        run_in_child(fail)
+        run_in_child(fail, print)
     except (ValueError, RuntimeError, SystemExit) as error:
         return repr(error)
     return "none"
@@ -199,7 +251,7 @@ def be_killed(orders: Orders) -> None:
 
 def after_a_kill() -> str:
     with pytest.raises(RuntimeError) as caught:
-        run_in_child(be_killed)
+        run_in_child(be_killed, print)
     return str(caught.value)
 
 

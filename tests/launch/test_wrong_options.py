@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,9 @@ import alignedserve.cli.restart
 import alignedserve.cli.serve
 import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
+from alignedserve.launch import launcher
+from alignedserve.launch.ports import free_port
+from alignedserve.models.locate import Location, locate_model
 from benchmarks.footprint import Footprint
 from tests.launch.forked import in_a_fork
 from tests.launch.server import POOL, message_of, starting, until
@@ -56,6 +60,18 @@ def test_a_port_in_use_is_one_line() -> None:
         port = taken.getsockname()[1]
         line = f"Error: --port {port}: another program listens on it at 127.0.0.1\n"
         assert said("serve", "--port", str(port)) == (2, "", line)
+
+
+def test_a_port_that_is_taken_while_the_model_is_found_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, kept = free_port("127.0.0.1"), list[socket.socket]()
+
+    def slow(*given: Any) -> Location:
+        kept.append(socket.create_server(("127.0.0.1", port)))
+        return locate_model(*given)
+
+    monkeypatch.setattr(launcher, "locate_model", slow)
+    line = f"Error: --port {port}: another program listens on it at 127.0.0.1\n"
+    assert said("serve", "--port", str(port)) == (2, "", line)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +177,8 @@ def test_a_second_server_at_the_port_is_one_line_while_the_first_one_starts() ->
             server.until_said(moment)
             done = run("--port", str(server.port), "--host", "127.0.0.1")
             assert (done.returncode, done.stdout) == (2, "")
-            assert re.fullmatch(
-                f"Error: --port {server.port}: another (server is starting|program listens) on it at 127.0.0.1\n",
-                message_of(done.stderr),
-            )
+            why = "another (server is starting or stopping|program listens) on it at 127.0.0.1"
+            assert re.fullmatch(f"Error: --port {server.port}: {why}\n", message_of(done.stderr))
         server.until_ready()
 
 

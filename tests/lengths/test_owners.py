@@ -68,6 +68,20 @@ def test_what_owners_take_is_limited_whatever_the_encoder(monkeypatch: pytest.Mo
     assert [owner for owner, _ in predictors.all()] == ["c", "a", "d"]
 
 
+def test_an_owner_whose_lengths_are_predicted_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        owners, "MAX_REGRESSION_BYTES", 2 * new_predictors().taught.regression.products.nbytes
+    )
+    predictors = new_predictors()
+    [task] = demo_tasks(1)
+    for owner in ("key:a", "key:b"):
+        answered(predictors, task, owner)
+    predictors.predict(task.prompt, UNLIMITED, "rt", "key:a")
+    predictors.predict(task.prompt, UNLIMITED, "rt", "key:new")
+    answered(predictors, task, "key:c")
+    assert [owner for owner, _ in predictors.all()] == ["key:a", "key:c"]
+
+
 def test_a_corpus_predicts_for_all_and_nobody_changes_it() -> None:
     predictors = new_predictors()
     known = demo_tasks(200)

@@ -61,6 +61,10 @@ def be(length: int, job_due_s: float | None = None, predicted_len: int = 0, num_
     return make_work(length, 0, num_cached, deadlines=deadlines, predicted_len=predicted_len)
 
 
+def owned(owner: str, work: Work) -> Work:
+    return replace(work, request=replace(work.request, owner=owner))
+
+
 def key(work: Work) -> RequestKey:
     return work.request.key
 
@@ -119,6 +123,39 @@ def test_best_effort_goes_after_real_time_by_the_latest_start() -> None:
         rt(16, due_s=99.0),
     ]
     assert order(schedule_of(limits=ONE), works, 0.0) == [4, 3, 2, 0, 1]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "aligned", "priority"])
+def test_prompts_of_several_owners_start_in_turn(policy: str) -> None:
+    """Those that are being computed count."""
+    schedule = schedule_of(limits=replace(LIMITS, max_num_seqs=8), policy=policy)
+    many = [owned("a", rt(200)) for _ in range(12)]
+    schedule.prefill(many)
+    assert [key(work) for work in schedule.plan(0.0).new_prompts] == [*map(key, many[:7])], "8 don't fit"
+    schedule.prefill(few := [owned("b", rt(10)) for _ in range(2)])
+    assert [key(work) for work in schedule.plan(0.0).new_prompts] == [key(few[0])], "a slot is free"
+    for work in many[:2]:
+        schedule.prompts.computed(key(work), 200)
+        schedule.prompts.saved(key(work))
+    assert [key(work) for work in schedule.plan(0.0).new_prompts] == [key(few[1]), key(many[7])]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "aligned", "accelgen"])
+def test_prompts_of_several_owners_are_computed_in_turn(policy: str) -> None:
+    works = [*(owned("a", rt(32)) for _ in range(4)), *(owned("b", rt(32)) for _ in range(2))]
+    assert order(schedule_of(limits=ONE, policy=policy), works, 0.0) == [0, 4, 1, 5, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["aligned", "priority"])
+def test_an_owner_with_less_does_not_pass_real_time_with_best_effort(policy: str) -> None:
+    works = [
+        *(owned("a", rt(16)) for _ in range(3)),
+        owned("a", be(16)),
+        *(owned("b", be(16)) for _ in range(2)),
+        owned("b", rt(16)),
+    ]
+    limits = replace(ONE, max_num_seqs=2)
+    assert order(schedule_of(limits=limits, policy=policy, rt_headroom=0.0), works, 0.0)[:4] == [0, 6, 1, 2]
 
 
 def test_who_came_first_goes_first_whatever_the_length_in_the_long_run() -> None:

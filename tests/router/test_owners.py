@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Abort, Offer, Rejected, Reserve, Reserved, Submit
@@ -24,117 +27,199 @@ def reserved(script: Script) -> list[int]:
 # ---- turns ----
 
 
+class Waiting:
+    """Owners with open requests, of which some wait in a line."""
+
+    def __init__(self) -> None:
+        self.turns, self.owners = OwnerTurns(), set[str]()
+        self.order = OwnerOrder(self.turns, self.owners.__contains__)
+
+    def waits(self, *owners: str) -> None:
+        for owner in owners:
+            self.order.add(owner)
+            self.owners.add(owner)
+
+    def comes(self, *owners: str) -> None:
+        for owner in owners:
+            self.turns.opened(owner)
+            self.waits(owner)
+
+    def goes(self, owner: str) -> None:
+        self.owners.remove(owner)
+        self.turns.ended(owner)
+
+    def start(self, count: int, num_tokens: int) -> list[str]:
+        """Starts prompts. Returns their owners, which go on waiting."""
+        firsts = []
+        for _ in range(count):
+            self.order.check(self.owners)
+            firsts.append(self.order.first() or "")
+            self.turns.had_turn(firsts[-1], num_tokens)
+        return firsts
+
+
 def test_the_least_served_owner_goes_first_and_absence_earns_nothing() -> None:
-    turns, waiting = OwnerTurns(), {"a", "b"}
-    order = OwnerOrder(turns, waiting.__contains__)
-    for owner in "ab":
-        turns.opened(owner)
-        order.add(owner)
-    turns.serve("a", 100)
-    assert order.first() == "b"
-    turns.serve("b", 150)
-    assert order.first() == "a"
-    turns.had_turn("a", 7)
-    turns.ended("b")
-    turns.opened("c")
-    assert turns.served("c") == 106, "it is just before the least served one"
-    turns.opened("b")
-    assert turns.served("b") == 150, "it gets nothing by leaving"
-    waiting.remove("a")
-    assert order.first() == "b"
+    line = Waiting()
+    line.comes("a", "b")
+    line.turns.serve("a", 100)
+    assert line.order.first() == "b"
+    line.turns.serve("b", 150)
+    assert line.order.first() == "a"
+    line.turns.had_turn("a", 7)
+    line.goes("b")
+    line.comes("c")
+    assert line.turns.served("c") == 106, "it is just before the least served one"
+    line.comes("b")
+    assert line.turns.served("b") == 150, "it gets nothing by leaving"
+    line.goes("c")
+    line.goes("a")
+    assert line.order.first() == "b"
 
 
 def test_owners_that_come_and_go_do_not_stop_one_that_stays() -> None:
     """Each of their calls has more tokens than the staying one has got."""
-    turns, waiting = OwnerTurns(), set[str]()
-    order = OwnerOrder(turns, waiting.__contains__)
-
-    def comes(owner: str) -> None:
-        turns.opened(owner)
-        waiting.add(owner)
-        order.add(owner)
-
-    comes("stays")
-    turns.serve("stays", 100)
-    comes("goes")
-    comes("goes too")
+    line = Waiting()
+    line.comes("stays")
+    line.turns.serve("stays", 100)
+    line.comes("goes", "goes too")
     firsts = []
     for _ in range(40):
-        first = order.first()
-        assert first
-        order.check(waiting)
-        firsts.append(first)
-        turns.had_turn(first, 1000)
-        if first != "stays":
-            waiting.remove(first)
-            turns.ended(first)
-            comes(first)
+        firsts += line.start(1, 1000)
+        if firsts[-1] != "stays":
+            line.goes(firsts[-1])
+            line.comes(firsts[-1])
     assert 12 <= firsts.count("stays") <= 15, firsts
 
 
 def test_what_an_owner_got_while_alone_is_no_debt() -> None:
-    turns, waiting = OwnerTurns(), {"a", "b"}
-    order = OwnerOrder(turns, waiting.__contains__)
-    turns.opened("a")
-    turns.had_turn("a", 10)
-    turns.serve("a", 1000)
-    turns.opened("b")
-    order.add("b")
-    order.add("a")
-    firsts = []
-    for _ in range(20):
-        firsts.append(order.first() or "")
-        turns.had_turn(firsts[-1], 10)
-    assert firsts.count("a") == 10
+    line = Waiting()
+    line.comes("a")
+    line.start(1, 10)
+    line.turns.serve("a", 1000)
+    line.comes("b")
+    assert line.start(20, 10).count("a") == 10
+
+
+@pytest.mark.parametrize("is_served_by_turns", [True, False])
+def test_an_idle_open_request_earns_nothing(is_served_by_turns: bool) -> None:
+    """`idle` has a stream, and another one is served meanwhile: with prompts, or with the answers of a few."""
+    line = Waiting()
+    line.comes("idle", "busy")
+    line.owners.remove("idle")
+    line.start(1000 if is_served_by_turns else 1, 1000)
+    line.turns.serve("busy", 0 if is_served_by_turns else 10**6)
+    line.waits("idle")
+    firsts = line.start(20, 10)
+    assert firsts.count("busy") == 10 and "busy" in firsts[:3]
+    line.comes("third")
+    assert line.order.first() == "third"
+
+
+def test_when_none_waits_nobody_owes_anything() -> None:
+    line = Waiting()
+    line.comes("idle", "busy")
+    line.turns.serve("busy", 10**6)
+    line.owners.clear()
+    line.waits("idle", "busy")
+    assert line.start(20, 10).count("busy") == 10
+
+
+def test_an_owner_keeps_its_turns_while_it_waits_anywhere() -> None:
+    """Requests of one class wait for prefill, and in the pool."""
+    line = Waiting()
+    pooled = {"a"}
+    OwnerOrder(line.turns, pooled.__contains__).add("a")
+    line.comes("b")
+    line.start(1, 1000)
+    line.comes("a")
+    assert line.start(10, 100)[:9] == ["a"] * 9
+
+
+def test_a_start_out_of_turn_does_not_put_newcomers_behind_those_that_wait() -> None:
+    script = Script(connect=False, policy="fcfs")
+    script.connect(GATEWAY)
+    for key, owner in ((1, "waits"), (2, "starts")):
+        submit(script, key, owner)
+    queue = script.router.state.prefill_queue
+    queue.turns(True).serve("waits", 10)
+    queue.turns(True).serve("starts", 1000)
+    queue.take(script.state(2))
+    submit(script, 3, "new")
+    assert queue.next_owner(True) == "new"
 
 
 def test_served_work_is_forgotten_when_the_level_has_passed_it_and_when_nothing_is_open() -> None:
-    turns = OwnerTurns()
-    for owner in "ab":
-        turns.opened(owner)
-    turns.serve("a", 1000)
-    turns.ended("a")
-    assert turns.owners == {"a", "b"}
-    turns.had_turn("b", 1200)
-    turns.had_turn("b", 1200)
-    assert turns.owners == {"b"}
-    turns.ended("b")
-    assert not turns.owners
-    turns.opened("a")
-    assert turns.served("a") == 2400, "it never falls"
+    line = Waiting()
+    line.comes("a", "b")
+    line.turns.serve("a", 1000)
+    line.goes("a")
+    assert line.turns.owners == {"a", "b"}
+    line.start(2, 1200)
+    assert line.turns.owners == {"b"}
+    line.goes("b")
+    assert not line.turns.owners
+    line.comes("a")
+    assert line.turns.served("a") == 2400, "it never falls"
 
 
 def test_who_left_with_more_than_others_waits_until_they_have_as_much() -> None:
-    turns, waiting = OwnerTurns(), {"a", "b"}
-    order = OwnerOrder(turns, waiting.__contains__)
-    for owner in "ab":
-        turns.opened(owner)
-        order.add(owner)
-    turns.serve("a", 3000)
-    turns.serve("b", 1200)
-    assert order.first() == "b"
-    waiting.remove("a")
-    turns.ended("a")
-    turns.opened("a")
-    waiting.add("a")
-    order.add("a")
-    order.check(waiting)
-    assert order.first() == "b"
-    turns.serve("b", 2000)
-    order.check(waiting)
-    assert order.first() == "a"
+    line = Waiting()
+    line.comes("a", "b")
+    line.turns.serve("a", 3000)
+    line.turns.serve("b", 1200)
+    assert line.order.first() == "b"
+    line.goes("a")
+    line.comes("a")
+    line.order.check(line.owners)
+    assert line.order.first() == "b"
+    line.turns.serve("b", 2000)
+    line.order.check(line.owners)
+    assert line.order.first() == "a"
 
 
-def test_a_prompt_of_another_owner_passes_a_queue_of_one_class_and_of_both() -> None:
-    for policy, tier in (("aligned", "rt"), ("aligned", "be"), ("fcfs", "rt"), ("fcfs", "be")):
-        script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
-        for key in range(1, 40):
-            submit(script, key, "a", tier)
-        first = reserved(script)[0]
-        submit(script, 1000, "b", tier)
-        assert not reserved(script), "the window is full"
-        script.say(GATEWAY, Abort([RequestKey(first)]))
-        assert reserved(script)[:1] == [1000]
+def flooded(policy: str = "fcfs", tier: str = "rt", **options: Any) -> Script:
+    """The window of what is started ahead is full of prompts of `a`: of 32 tokens, or of 8 requests."""
+    script = Script(num_blocks=10_000, prefill_window=1, policy=policy)
+    for key in range(1, 40):
+        submit(script, key, "a", tier, **options)
+    return script
+
+
+@pytest.mark.parametrize(("policy", "tier"), [("aligned", "rt"), ("fcfs", "rt"), ("fcfs", "be")])
+def test_a_prompt_of_another_owner_passes_a_queue_and_a_full_window(policy: str, tier: str) -> None:
+    script = flooded(policy, tier)
+    first = reserved(script)[0]
+    submit(script, 1000, "b", tier)
+    assert reserved(script) == [1000]
+    script.say(GATEWAY, Abort([RequestKey(first)]))
+    assert not reserved(script), "what is beyond the window counts"
+
+
+def test_best_effort_of_another_owner_is_next_in_the_window_of_its_class() -> None:
+    script = flooded("aligned", "be")
+    first = reserved(script)[0]
+    submit(script, 1000, "b", "be")
+    assert not reserved(script), "the window is full"
+    script.say(GATEWAY, Abort([RequestKey(first)]))
+    assert reserved(script)[:1] == [1000]
+
+
+@pytest.mark.parametrize(("num_prompt", "num_of_b", "num_of_all"), [(1, 4, 8), (6, 3, 5)])
+def test_owners_start_their_parts_of_another_window_beyond_a_full_one(
+    num_prompt: int, num_of_b: int, num_of_all: int
+) -> None:
+    """The window is full of requests if those are short, and otherwise of tokens."""
+    script = flooded(num_prompt=num_prompt)
+    script.take()
+    for key in range(100, 140):
+        submit(script, key, "b", num_prompt=num_prompt)
+    started = reserved(script)
+    assert started == [*range(100, 100 + num_of_b)]
+    for key, owner in enumerate("cdefghijklmnop", start=200):
+        submit(script, key, owner, num_prompt=num_prompt)
+        submit(script, 100 + key, owner, num_prompt=num_prompt)
+    started += reserved(script)
+    assert 200 in started and len(started) == num_of_all, "all together start at most another window"
 
 
 def test_the_order_of_one_owner_is_that_of_arrival() -> None:
@@ -379,15 +464,56 @@ def test_an_owner_fills_half_of_the_queue_and_leaves_room_for_others() -> None:
         "4 requests from this API key wait already" in rejected.message
         and "max_num_queued_reqs" in rejected.message
     )
-    for key in range(11, 15):
+    for key in range(11, 14):
         submit(script, key, "b")
-    assert not script.take()
-    submit(script, 21, "c")
     rejected = script.take_one(Rejected, GATEWAY)
-    assert rejected.reason == "full"
+    assert (rejected.key, rejected.reason) == (13, "owner_full"), (
+        "of 8, 4 are of `a`, 2 of `b`, and 2 are free"
+    )
+    assert "2 requests from this API key" in rejected.message
+    for key, owner in enumerate("cde", start=21):
+        submit(script, key, owner)
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert (rejected.key, rejected.reason) == (23, "full")
     assert rejected.message == "many requests wait already, at most 8 may", (
         "others' count is nobody's business"
     )
+
+
+def test_two_owners_that_want_much_get_a_third_each_and_leave_room_for_others() -> None:
+    script = Script(connect=False, max_num_queued_reqs=99, max_num_queued_tokens=10**6)
+    script.connect(GATEWAY)
+    for key in range(1, 99):
+        submit(script, key, "a")
+        submit(script, 100 + key, "b")
+    refused = [message.key for _, message in script.take() if isinstance(message, Rejected)]
+    assert refused == [each for key in range(34, 99) for each in (key, 100 + key)]
+    submit(script, 300, "c")
+    assert not script.take()
+
+
+def test_streams_that_have_begun_are_taken_back_by_a_new_router_however_many_wait() -> None:
+    """Before the restart they ran, and had no place in the queue."""
+    script = Script(connect=False, max_num_queued_reqs=99, max_num_queued_tokens=10**6)
+    script.connect(GATEWAY)
+    for key in range(1, 60):
+        script.say(GATEWAY, Submit(replace(request(key), owner="a"), delivered=[1]))
+    for key in range(100, 130):
+        script.say(GATEWAY, Submit(replace(request(key), owner="b"), delivered=[1]))
+    assert not any(isinstance(message, Rejected) for _, message in script.take())
+
+
+def test_two_owners_with_many_tokens_get_a_third_each() -> None:
+    script = Script(connect=False, max_num_queued_tokens=1000)
+    script.connect(GATEWAY)
+    for key in range(1, 80):
+        submit(script, key, "a", num_prompt=10)
+        submit(script, 100 + key, "b", num_prompt=10)
+    rejected = [message for _, message in script.take() if isinstance(message, Rejected)]
+    assert min(message.key for message in rejected) == 34
+    assert "330 prompt tokens from this API key" in rejected[0].message
+    submit(script, 300, "c", num_prompt=300)
+    assert not script.take()
 
 
 def test_prompts_of_an_owner_fill_half_of_the_tokens() -> None:

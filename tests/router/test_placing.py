@@ -31,8 +31,8 @@ def two() -> Script:
 def view(instance_id: str, rt: int, be: int) -> PrefillView:
     """With so many tokens of each class to compute."""
     found = PrefillView(hello(instance_id))
-    found.pending.put(RT, rt, is_rt=True)
-    found.pending.put(BE, be, is_rt=False)
+    found.pending.put(RT, rt, is_rt=True, owner="")
+    found.pending.put(BE, be, is_rt=False, owner="")
     return found
 
 

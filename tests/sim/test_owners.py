@@ -91,6 +91,30 @@ def test_who_wants_little_gets_it_about_as_soon_as_alone(policy: str, tier: str,
     assert beside.num_tokens > 3000
 
 
+@cache
+def median_ttft_s(policy: str, tier: str = "") -> float:
+    """Returns the median time to the first token of short calls. Beside them, short prompts of another owner fill what
+    is started ahead at an instance that only computes prompts. `tier`: that of the flood; empty: there is none."""
+    sizes = limits(num_blocks=4096, max_num_seqs=64, max_num_batched_tokens=256)
+    made = small_island(policy, pool_blocks=60_000, prefill=sizes, decode=sizes)
+    made.start()
+    flood = [owned(1 + n, MUCH, 1.0 + 0.002 * n, 1, tier) for n in range(2000 if tier else 0)]
+    calls = [owned(5000 + n, LITTLE, 1.5 + 0.1 * n, 2) for n in range(NUM_LITTLE)]
+    made.submit([*flood, *calls])
+    made.run(6.0)
+    short = [each for each in made.streams if each.request.owner == LITTLE]
+    return median(each.times_s[0] - each.request.arrival_s for each in short)
+
+
+@pytest.mark.parametrize("tier", ["rt", "plain", "be"])
+@every_policy
+def test_short_prompts_of_one_owner_do_not_hold_up_another_ones_where_prefill_is_separate(
+    policy: str, tier: str
+) -> None:
+    """They wait for the iteration that runs, and are in the next one, which is as long as it may be."""
+    assert median_ttft_s(policy, tier) < 4 * median_ttft_s(policy)
+
+
 @pytest.mark.parametrize("is_colocated", [False, True], ids=["apart", "colocated"])
 def test_many_batch_lines_of_one_owner_do_not_stop_a_flex_call_of_another(is_colocated: bool) -> None:
     """It begins next, and gets the slot of a line that ends."""

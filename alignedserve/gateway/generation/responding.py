@@ -254,7 +254,8 @@ class _EventStream(AnswerStream):
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
-    """Returns the result of `work`. Raises ApiError if the client disconnects first."""
+    """Returns the result of `work`. Raises ApiError if the client disconnects first. `work` has ended then, too: what
+    it frees at its end belongs to the body's share of memory, which is closed next."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -263,8 +264,9 @@ async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
             raise ApiError(499, "the client has hung up")
         return working.result()
     finally:
-        working.cancel()
         watching.cancel()
+        if working.cancel():
+            await asyncio.wait({working})
 
 
 async def _gone(http: Request) -> None:

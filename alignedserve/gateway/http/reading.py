@@ -33,6 +33,7 @@ class Share:
     def __init__(self, memory: BodyMemory, holder: str) -> None:
         self._memory = memory
         self._holder = holder
+        self._is_closed = False
         self.num_bytes = 0
 
     def can_grow(self, num_bytes: int) -> bool:
@@ -47,8 +48,15 @@ class Share:
         self.grow(self.num_bytes + more)
 
     def grow(self, num_bytes: int) -> None:
-        self._memory.add(self._holder, num_bytes - self.num_bytes)
-        self.num_bytes = num_bytes
+        """Makes it `num_bytes`. Does nothing once it is closed."""
+        if not self._is_closed:
+            self._memory.add(self._holder, num_bytes - self.num_bytes)
+            self.num_bytes = num_bytes
+
+    def close(self) -> None:
+        """Frees its memory."""
+        self.grow(0)
+        self._is_closed = True
 
 
 class BodyMemory:
@@ -78,7 +86,7 @@ class BodyMemory:
         try:
             yield found
         finally:
-            self.add(holder, -found.num_bytes)
+            found.close()
 
 
 class BodyReading:

@@ -18,6 +18,9 @@ _MAX_STORED_BYTES = 4 << 30
 # Log-probabilities of an answer that is not streamed, at most. They are held until it is complete, at about 80 bytes
 # each: 40 MB.
 MAX_OUTPUT_LOGPROBS = 1 << 19
+# Token ids in a call's stop_token_ids, logit_bias, allowed_token_ids and bad_words, times its choices, at most, unless
+# max_token_ids is larger. Each choice carries them in a message of its own. The router decodes this many in 20 ms.
+MAX_CALL_TOKEN_IDS = 1 << 16
 # The default of max_requests_per_key without API keys.
 MAX_REQUESTS = 4096
 # The longest objectives that a real-time request may have, in milliseconds. A request that can wait uses `flex`.
@@ -153,12 +156,7 @@ class CallLimits:
             raise InvalidRequest(
                 f"prompt: {num_tokens} tokens (all prompts, n times); at most {self.max_call_tokens} are allowed"
             )
-        num_of_words = sum(map(len, params.bad_word_ids or ()))
-        if num_of_words > self.max_token_ids:
-            raise InvalidRequest(
-                f"bad_words: {num_of_words} tokens (with and without a space before each word); "
-                f"at most {self.max_token_ids} are allowed"
-            )
+        self._check_token_ids(params.n * len(lengths), params)
         if params.prompt_logprobs is None:
             return
         number = num_tokens * (params.prompt_logprobs + 1)
@@ -166,6 +164,26 @@ class CallLimits:
             raise InvalidRequest(
                 f"prompt_logprobs={params.prompt_logprobs}: for {num_tokens} prompt tokens (all prompts, n times) "
                 f"this makes {number} log-probabilities; at most {MAX_PROMPT_LOGPROBS} are allowed"
+            )
+
+    def _check_token_ids(self, num_choices: int, params: SamplingParams) -> None:
+        counts = {
+            "stop_token_ids": len(params.stop_token_ids or ()),
+            "logit_bias": len(params.logit_bias or ()),
+            "allowed_token_ids": len(params.allowed_token_ids or ()),
+            "bad_words": sum(map(len, params.bad_word_ids or ())),
+        }
+        if counts["bad_words"] > self.max_token_ids:
+            raise InvalidRequest(
+                f"bad_words: {counts['bad_words']} tokens (with and without a space before each word); "
+                f"at most {self.max_token_ids} are allowed"
+            )
+        number, most = num_choices * sum(counts.values()), max(MAX_CALL_TOKEN_IDS, self.max_token_ids)
+        if number > most:
+            raise InvalidRequest(
+                f"{max(counts, key=counts.__getitem__)}: for {num_choices} choices, the token ids of "
+                f"{', '.join(name for name in counts if counts[name])} make {number}; "
+                f"at most {most} are allowed"
             )
 
     def with_room_for_logprobs(

@@ -17,6 +17,7 @@ from alignedserve.scheduling.boundary import (
     AnyPrefill,
     DecodeBoundary,
     DecodeRequest,
+    PrefillBoundary,
     PrefillRequest,
 )
 from alignedserve.scheduling.island import Assign, DecodeView, Island, Room, RoutedRequest
@@ -53,6 +54,9 @@ class PriorityRouter(RouterPart):
 class PriorityPrefill(PrefillPart):
     def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
         return prefilling.real_time_first(requests)
+
+    def in_turn(self, requests: Sequence[PrefillRequest], at: PrefillBoundary) -> Sequence[PrefillRequest]:
+        return prefilling.real_time_first(super().in_turn(requests, at))
 
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         return prefilling.real_time_first(candidates)

@@ -24,6 +24,15 @@ def test_small_bodies_are_taken_however_much_others_have() -> None:
     assert memory.num_bytes == 5 * SMALL_BYTES
 
 
+def test_what_is_added_after_the_end_of_a_body_does_not_count() -> None:
+    memory = BodyMemory(8 * SMALL_BYTES)
+    with memory.share("one") as share:
+        share.add(SMALL_BYTES)
+    for more in (-SMALL_BYTES, SMALL_BYTES):
+        share.add(more)
+        assert not memory._num_bytes and share.num_bytes == 0
+
+
 def test_a_body_that_is_still_read_leaves_what_else_counts_in_its_share() -> None:
     """What a call leads to is counted, perhaps, before the last byte of its body has come."""
     memory = BodyMemory(8 * SMALL_BYTES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.limits.limits import CallLimits
+from alignedserve.gateway.limits.limits import MAX_CALL_TOKEN_IDS, CallLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.bad_words import with_bad_word_ids
 from tests.gateway.scripted import MODEL, TOKENIZER
@@ -51,20 +51,60 @@ def test_what_limits_the_tokens_arrives(path: str, body: dict[str, Any], gateway
 def test_the_tokens_of_bad_words_are_limited_together(
     path: str, body: dict[str, Any], gateway: SharedGateway
 ) -> None:
-    """Each of 256 choices has them."""
+    """Each of 64 choices has them."""
 
     async def scenario(at: Served) -> None:
         most = CallLimits().max_token_ids
         word = "z9" * 32
         num_tokens = len(TOKENIZER.encode(word))
         for num_words in (most // num_tokens, most // num_tokens + 1, most):
-            answer = await at.post(path, body | {"n": 256, "max_tokens": 1, "bad_words": [word] * num_words})
+            answer = await at.post(path, body | {"n": 64, "max_tokens": 1, "bad_words": [word] * num_words})
             is_allowed = num_words * num_tokens <= most
             assert answer.status_code == (200 if is_allowed else 400), answer.text[:500]
             if not is_allowed:
                 assert answer.json()["error"]["param"] == "bad_words", answer.text
         ids = [ids for submit in at.router.submitted for ids in submit.request.params.bad_word_ids or ()]
-        assert len(at.router.submitted) == 256 and 0 < sum(map(len, ids)) <= 256 * most
+        assert len(at.router.submitted) == 64 and 0 < sum(map(len, ids)) <= 64 * most
+
+    gateway.play(scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS[:2])
+def test_token_ids_are_limited_together_for_all_choices(
+    path: str, body: dict[str, Any], gateway: SharedGateway
+) -> None:
+    """Each choice has all of them, in a message of its own."""
+    words = ["two"]
+    num_of_words = sum(
+        map(len, with_bad_word_ids(SamplingParams(bad_words=words), TOKENIZER).bad_word_ids or ())
+    )
+    lists = {
+        "stop_token_ids": [5] * 20,
+        "logit_bias": {str(each): 1 for each in range(20)},
+        "bad_words": words,
+    }
+
+    async def scenario(at: Served) -> None:
+        for num_more, status in ((0, 200), (1, 400)):
+            allowed = [*range(MAX_CALL_TOKEN_IDS // 256 - 40 - num_of_words + num_more)]
+            given = {**lists, "allowed_token_ids": allowed, "n": 256, "max_tokens": 1}
+            answer = await at.post(path, body | given)
+            assert answer.status_code == status, answer.text[:500]
+        error = answer.json()["error"]
+        assert error["param"] == "allowed_token_ids"
+        assert f"{MAX_CALL_TOKEN_IDS + 256}; at most {MAX_CALL_TOKEN_IDS} are allowed" in error["message"]
+        assert len(at.router.submitted) == 256
+
+    gateway.play(scenario)
+
+
+def test_token_ids_count_for_each_prompt(gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        for num_prompts, status in ((64, 200), (65, 400)):
+            body = {"prompt": ["x"] * num_prompts, "max_tokens": 1, "stop_token_ids": [5] * 1024}
+            answer = await at.post("/v1/completions", body)
+            assert answer.status_code == status, answer.text[:500]
+        assert answer.json()["error"]["param"] == "stop_token_ids"
 
     gateway.play(scenario)
 

@@ -65,7 +65,7 @@ async def _from_response(
     async def read(part: Part, *spans: Span) -> list[Piece]:
         return [piece for span in spans async for piece in store.pieces(head, part, *span)]
 
-    found = []
+    found, num_bytes = [], 0
     inputs = [name for name, number in numbers.items() if number is None]
     try:
         found_inputs = await store.items(head.id, [*map(encode, inputs)]) if inputs else []
@@ -77,10 +77,13 @@ async def _from_response(
             else:
                 spans = _spans_at(b"".join(await read("places", _place_at(head, number))))
             if spans:
-                admit(sum(end - begin for begin, end in spans))
+                num_more = sum(end - begin for begin, end in spans)
+                admit(num_more)
+                num_bytes += num_more
                 found.append(await read(part, *spans))
     except ResponseGone:
         # It was deleted meanwhile.
+        admit(-num_bytes)
         return []
     return found
 

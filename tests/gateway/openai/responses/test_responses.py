@@ -13,11 +13,13 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from alignedserve.gateway import process
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, ReceivedBody
+from alignedserve.gateway.http import access
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.responses.kept import KeptResponses
-from alignedserve.gateway.openai.responses.references import MAX_TURNS
+from alignedserve.gateway.openai.responses.references import MAX_TURNS, stored_items
 from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
@@ -950,5 +952,69 @@ def test_a_conversation_that_is_gone_takes_no_memory_for_bodies() -> None:
                     assert share.num_bytes == 0
             finally:
                 await store.close()
+
+    play_alone(scenario)
+
+
+def test_references_to_a_response_that_is_deleted_meanwhile_take_no_memory_for_bodies() -> None:
+    async def scenario() -> None:
+        admitted: list[int] = []
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            create: Any = at.client.responses.create
+            made = await create(model="demo", input=[{"role": "user", "content": "Hello."}])
+            names = [each.id async for each in at.client.responses.input_items.list(made.id)]
+            names += [item.id for item in made.output]
+            store = RedisStore(redis.url)
+            try:
+                assert len(await stored_items(store.responses, names, "", admitted.append)) == 2
+                assert len(admitted) == 2 and min(admitted) > 0
+                admitted.clear()
+                await store._redis.unlink(f"{PREFIX}response-part:{made.id}:output")
+                assert await stored_items(store.responses, names, "", admitted.append) == []
+                assert len(admitted) > 2 and sum(admitted) == 0
+            finally:
+                await store.close()
+
+    play_alone(scenario)
+
+
+@pytest.mark.parametrize("continued", ["previous_response_id", "conversation"])
+def test_a_client_that_hangs_up_while_its_conversation_is_read_gives_back_its_memory_once(
+    continued: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memories: list[BodyMemory] = []
+    is_read, may_go_on = asyncio.Event(), asyncio.Event()
+    new_memory, piece = access.body_memory, RedisConnection.piece
+
+    def noted(*args: Any) -> BodyMemory:
+        memories.append(new_memory(*args))
+        return memories[-1]
+
+    async def slowly(redis: RedisConnection, key: str, begin: int, end: int) -> bytes:
+        is_read.set()
+        await may_go_on.wait()
+        return await piece(redis, key, begin, end)
+
+    monkeypatch.setattr(process, "body_memory", noted)
+
+    async def scenario() -> None:
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            create: Any = at.client.responses.create
+            name = (await at.client.conversations.create()).id
+            given = {"conversation": name} if continued == "conversation" else {}
+            first = await create(model="demo", input="Hello.", **given)
+            earlier = given or {continued: first.id}
+            monkeypatch.setattr(RedisConnection, "piece", slowly)
+            [memory] = memories
+            asking = asyncio.create_task(at.post("/v1/responses", {"model": "demo", "input": "x", **earlier}))
+            await is_read.wait()
+            assert memory.num_bytes > len("Hello.")
+            asking.cancel()
+            await at.process.ending.drain_state.until_idle()
+            may_go_on.set()
+            # Another call, after which nothing of the first is left to do.
+            await create(model="demo", input="y", **earlier)
+            await at.process.ending.drain_state.until_idle()
+            assert not memory._num_bytes
 
     play_alone(scenario)

@@ -38,6 +38,9 @@ class AlignedPrefill(PrefillPart):
 
         return sorted(requests, key=order)
 
+    def in_turn(self, requests: Sequence[PrefillRequest], at: PrefillBoundary) -> Sequence[PrefillRequest]:
+        return prefilling.real_time_first(super().in_turn(requests, at))
+
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         return prefilling.real_time_first(candidates)
 
@@ -46,8 +49,8 @@ class AlignedPrefill(PrefillPart):
 
     def plan(self, at: PrefillBoundary) -> None:
         self._slo.look(at)
-        _admit(at, self._slo, self.in_order)
-        requests = self.in_order(at.computing, at.now)
+        _admit(at, self._slo, self.in_turn(at.waiting, at), self.in_order)
+        requests = self.in_turn(at.computing, at)
         for request, count in self._slo.cut(requests, at):
             at.chunk(request, count)
 
@@ -93,8 +96,10 @@ def _needed_s(request: PrefillRequest, estimate: Estimate) -> float:
 # ---- admission and preemption ----------------------------------------------------------------------------------------
 
 
-def _admit(at: PrefillBoundary, slo: PrefillSloScheduler, in_order: InOrder) -> None:
-    waiting, first = in_order(at.waiting, at.now), at.short_of_blocks
+def _admit(
+    at: PrefillBoundary, slo: PrefillSloScheduler, waiting: Sequence[PrefillRequest], in_order: InOrder
+) -> None:
+    first = at.short_of_blocks
     be = [request for request in waiting if not request.is_rt]
     owed = be[:1] if slo.is_owed and not at.is_be_started else []
     urgent = owed + [request for request in waiting if request.is_rt]
