@@ -105,7 +105,10 @@ def main() -> int:
     # Set before the library is loaded, which reads it.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     rows = [int(count) for count in options.rows.split(",")]
-    found = [measure(kind, weight, options.dtype, rows, options.rounds) for kind, weight in weights(options.dtype).items()]
+    found = [
+        measure(kind, weight, options.dtype, rows, options.rounds)
+        for kind, weight in weights(options.dtype).items()
+    ]
     about = facts()
     publish(options.out, page(about, options.cpu, options.dtype, found), about | {"taken": found})
     return 0

@@ -121,7 +121,11 @@ class Layers:
 
     def _table(self, weight: Part) -> torch.Tensor | Linear:
         """Makes an input embedding. One in codes is kept like a linear layer's weight."""
-        return self._ops.parameter(weight) if isinstance(weight, torch.Tensor) else self._ops.linear_weight([weight])
+        return (
+            self._ops.parameter(weight)
+            if isinstance(weight, torch.Tensor)
+            else self._ops.linear_weight([weight])
+        )
 
     def _head(self, weight: Part) -> Linear:
         """Makes the output layer. With several ranks each has a part of the vocabulary, padded to equal size."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,8 @@ def test_greedy_tokens_are_those_of_transformers(path: Path, llm: LLM) -> None:
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     for prompt, mine in zip(PROMPTS, found, strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])
-        theirs = model.generate(ids, do_sample=False, max_new_tokens=NUM_NEW, eos_token_id=None, pad_token_id=0)
+        options: Any = dict(do_sample=False, max_new_tokens=NUM_NEW, eos_token_id=None, pad_token_id=0)
+        theirs = model.generate(ids, **options)  # type: ignore[misc]
         assert mine == theirs[0, ids.shape[1] :].tolist(), prompt
 
 
