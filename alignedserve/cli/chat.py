@@ -24,8 +24,8 @@ HELP = """\
 /help         show this help
 /quit         end the chat, like Ctrl-D
 Ctrl-C stops an answer."""
-# Small models do badly at temperature 1, the server's default. The demo model miscounts. SmolLM2's authors use the first
-# two of these values, and without the others it may repeat a sentence until its context is full.
+# Small models do badly at temperature 1, the server's default. The demo model miscounts. SmolLM2's authors use the
+# first two of these values, and without the others it may repeat a sentence until its context is full.
 OF_SMALL_MODELS: dict[str, dict[str, Any]] = {
     demo.NAME: {"temperature": 0.0},
     "smollm2": {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 1024},

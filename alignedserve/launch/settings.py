@@ -23,6 +23,7 @@ from alignedserve.kv.groups import LayerGroups
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.gguf.file_names import model_name
 from alignedserve.process.logs import LogConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -67,12 +68,7 @@ class Settings:
 
     @property
     def served_name(self) -> str:
-        if self.http.served_model_name or not self.engine.model.endswith(".gguf"):
-            return self.http.served_model_name or self.engine.model
-        # This imports numpy, which `serve --help` does not need.
-        from alignedserve.models.gguf.directory import model_name
-
-        return model_name(self.engine.model)
+        return self.http.served_model_name or model_name(self.engine.model)
 
     def block_format(self, model_config: ModelConfig, dtype: str) -> BlockFormat:
         # This imports numpy and tokenizers, which `serve --help` does not need.

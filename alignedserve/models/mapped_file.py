@@ -1,4 +1,4 @@
-"""A file of tensors that is mapped into memory, and whose pages can be released while it is open."""
+"""A file of tensors, mapped into memory. Its pages can be released while it is open."""
 
 from __future__ import annotations
 

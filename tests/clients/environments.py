@@ -1,5 +1,5 @@
-"""An environment for each client, for Helm, and for real weights, in the user's cache. `make clients` makes them, and is
-quick the second time.
+"""An environment for each client, for Helm, and for real weights, in the user's cache. `make clients` makes them, and
+is quick the second time.
 
     python -m tests.clients.environments [make|lock] [NAME...]
 

@@ -172,7 +172,8 @@ def _window(metadata: Metadata) -> int | None:
     """The sliding window; None if there is none, which some files write as 0."""
     key = "attention.sliding_window"
     found = metadata.header.metadata.get(f"{metadata.architecture}.{key}")
-    return metadata.size(key) if found else None
+    is_none = found is None or (type(found) is int and not found)
+    return None if is_none else metadata.size(key)
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:

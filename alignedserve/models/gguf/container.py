@@ -168,7 +168,7 @@ class _Reader:
         if kind == _ARRAY:
             return self._array(key, self._number("<I", key), self._number("<Q", key))
         if kind not in _SCALARS:
-            raise self._error(f"{key} has type {kind} of values, which does not exist")
+            raise self._error(f"{key} has values with type {kind}, which does not exist")
         dtype = np.dtype(_SCALARS[kind])
         value = np.frombuffer(self._bytes(dtype.itemsize, key), dtype)[0]
         return _shortest(value) if dtype == np.float32 else value.item()
@@ -184,7 +184,7 @@ class _Reader:
         return np.frombuffer(self._bytes(count * dtype.itemsize, key), dtype)
 
     def _tensor(self) -> tuple[str, TensorEntry]:
-        """Returns a tensor, whose bytes are counted from the start of the data."""
+        """Returns a tensor. Its bytes are counted from the start of the data."""
         name = self._name("a tensor's name")
         num_dimensions = self._number("<I", name)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:

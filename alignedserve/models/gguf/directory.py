@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import Header, read_header
+from alignedserve.models.gguf.file_names import parts_of
 from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_of, tokenizer_of
 from alignedserve.models.hf_config import model_config_from_dict
 
-SUFFIX = ".gguf"
 # A new number makes all directories anew: it changes with what is written into them.
 VERSION = 1
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def link_name(number: int) -> str:
@@ -34,16 +32,9 @@ def linked_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("from-?????.gguf"))
 
 
-def model_name(path: str) -> str:
-    """Returns the name of a file, without its folder, its ending and the number of a part."""
-    name = Path(path).name
-    found = _SPLIT.fullmatch(name)
-    return found[1] if found else name.removesuffix(SUFFIX)
-
-
 def directory_of_file(path: Path) -> Path:
     """Returns the directory for a file, or for the first of several. Raises ValueError if they hold no model."""
-    files = _parts(path)
+    files = parts_of(path)
     directory = cache_directory() / _key(files)
     if not directory.is_dir():
         _write(directory, whole(read_headers(files)), files)
@@ -61,7 +52,7 @@ def read_headers(files: list[Path]) -> list[Header]:
     for number, header in enumerate(headers):
         for key, must in {"no": number, "count": len(headers)}.items():
             found = header.metadata.get(f"split.{key}", 0 if key == "no" else 1)
-            if found != must:
+            if type(found) is not int or found != must:
                 raise ValueError(f"{header.path}: split.{key} is {found}; must be {must}, as in its name")
         for name in header.tensors:
             if name in seen:
@@ -77,22 +68,6 @@ def whole(headers: list[Header]) -> Header:
     for each in rest:
         tensors |= each.tensors
     return Header(first.path, first.metadata, tensors)
-
-
-def _parts(path: Path) -> list[Path]:
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
-        return [path.resolve()]
-    count = int(found[3])
-    if int(found[2]) != 1 or not 1 <= count <= 9999:
-        raise ValueError(f"model is '{path}'; must be the first of the {count} files, -00001-of-{found[3]}")
-    files = [
-        path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in range(1, count + 1)
-    ]
-    missing = [each.name for each in files if not each.is_file()]
-    if missing:
-        raise ValueError(f"{path}: of its {count} files {', '.join(missing[:5])} is missing")
-    return [each.resolve() for each in files]
 
 
 def _key(files: list[Path]) -> str:

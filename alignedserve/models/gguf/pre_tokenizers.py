@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from alignedserve.models.fields import Fields
-
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -28,6 +26,7 @@ _PATTERNS = {
 }
 # GPT-2's, with each digit a word.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+PRE_TOKENIZERS = {name: name for name in sorted((*_PATTERNS, *_SINGLE_DIGITS))}
 # Whether a word that is a token is that token, even if no merges lead to it.
 IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
 # Whether a text begins with the token `bos` if the file does not say so.
@@ -36,15 +35,12 @@ BEGINS_WITH_BOS = IGNORES_MERGES
 MADE_OF_NFC = ("qwen2", "deepseek-r1-qwen", "megrez")
 
 
-def pre_tokenizer(name: str, fields: Fields) -> dict[str, Any]:
-    """Returns the part of tokenizer.json. Raises ValueError with the name if it is unknown."""
+def pre_tokenizer(name: str) -> dict[str, Any]:
+    """Returns the part of tokenizer.json."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     if name in _SINGLE_DIGITS:
         digits = {"type": "Digits", "individual_digits": True}
         return {"type": "Sequence", "pretokenizers": [digits, byte_level | {"use_regex": True}]}
-    if name not in _PATTERNS:
-        known = ", ".join(sorted((*_PATTERNS, *_SINGLE_DIGITS)))
-        raise fields.error("tokenizer.ggml.pre", f"one of {known}")
     split = {
         "type": "Split",
         "pattern": {"Regex": _PATTERNS[name]},

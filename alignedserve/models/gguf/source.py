@@ -18,7 +18,7 @@ from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.quantise import GgufWeight, Part
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Families whose files have each value of a head of q and k beside the one that it is rotated with.
+# In files of these families, each value of a head of q and k is beside the one that it is rotated with.
 _HAVE_PAIRS = ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
 # The files of this family have 1 added to the weights of norms, which the model adds.
 _HAS_WHOLE_NORMS = "Gemma3ForCausalLM"

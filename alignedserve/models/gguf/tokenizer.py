@@ -13,6 +13,7 @@ from alignedserve.models.gguf.pre_tokenizers import (
     BEGINS_WITH_BOS,
     IGNORES_MERGES,
     MADE_OF_NFC,
+    PRE_TOKENIZERS,
     pre_tokenizer,
 )
 
@@ -84,12 +85,13 @@ class Vocabulary:
 
     @property
     def pre(self) -> str:
-        return str(self.fields.get(f"{_KEYS}pre") or "default")
+        return self.fields.choice(f"{_KEYS}pre", PRE_TOKENIZERS, "")
 
     @property
     def adds(self) -> tuple[str | None, str | None]:
         """The tokens that are added before and after a text."""
-        adds_bos = self.flag("add_bos_token", self.model == "llama" or self.pre in BEGINS_WITH_BOS)
+        by_default = self.model == "llama" or self.pre in BEGINS_WITH_BOS
+        adds_bos = self.flag("add_bos_token", by_default)
         return (
             self.token("bos") if adds_bos else None,
             self.token("eos") if self.flag("add_eos_token", False) else None,
@@ -97,7 +99,8 @@ class Vocabulary:
 
 
 def has_tokenizer(header: Header) -> bool:
-    return header.metadata.get(f"{_KEYS}model") not in (None, "none", "no_vocab")
+    model = header.metadata.get(f"{_KEYS}model")
+    return model is not None and not (isinstance(model, str) and model in ("none", "no_vocab"))
 
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "normalizer": {"type": "NFC"} if pre in MADE_OF_NFC else None,
-        "pre_tokenizer": pre_tokenizer(pre, vocabulary.fields),
+        "pre_tokenizer": pre_tokenizer(pre),
         "decoder": byte_level,
         "model": _bpe(vocabulary, vocabulary.merges, ignore_merges=pre in IGNORES_MERGES),
     }

@@ -17,7 +17,7 @@ class QuantisedConfig:
     method: str
     # One of alignedserve.models.quantised.layers.LAYOUTS: the tensors of a layer, and the order of codes in them.
     layout: str
-    # One of alignedserve.kernels.quantised: int4, int8, fp8 or mxfp4; of a GGUF file, all of its types.
+    # One of alignedserve.kernels.quantised: int4, int8, fp8 or mxfp4. For a GGUF file: all its types.
     kind: str
     # Inputs per scale; None: all inputs of an output.
     group: int | None

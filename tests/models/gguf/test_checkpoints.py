@@ -38,10 +38,13 @@ class Recorder:
         self.types: set[str] = set()
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._keep(name, self._source.take(name, shape))
+        taken: torch.Tensor = self._source.take(name, shape)
+        self._keep(name, taken)
+        return taken
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
-        return self._keep(layer, self._source.linear(layer, num_out, num_in))
+        part: Part = self._source.linear(layer, num_out, num_in)
+        return self._keep(layer, part)
 
     def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
         take = self._source.of_experts(layer, num_experts, num_out, num_in)
@@ -50,10 +53,12 @@ class Recorder:
     def finish(self) -> None:
         self._source.finish()
 
-    def _keep(self, name: str, part: Any) -> Any:
+    def _keep(self, name: str, part: Part) -> Part:
         if isinstance(part, GgufWeight):
             self.types.add(part.type)
-        self.taken[name] = (part.dequantised() if isinstance(part, GgufWeight) else part).clone()
+        values = part.dequantised() if isinstance(part, GgufWeight) else part
+        assert isinstance(values, torch.Tensor)
+        self.taken[name] = values.clone()
         return part
 
 

