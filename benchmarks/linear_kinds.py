@@ -31,8 +31,8 @@ class Taken:
 def weights(dtype: str) -> dict[str, Part]:
     import torch
 
-    from alignedserve.kernels.int4 import quantise_int4
     from alignedserve.kernels.gguf import TYPES, GgufWeight
+    from alignedserve.kernels.int4 import quantise_int4
     from alignedserve.kernels.quantised import MXFP4, QuantisedWeight, quantise_fp8, quantise_int8
 
     torch.manual_seed(0)
@@ -105,10 +105,15 @@ def main() -> int:
     # Set before the library is loaded, which reads it.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     rows = [int(count) for count in options.rows.split(",")]
+<<<<<<< HEAD
     found = [
         measure(kind, weight, options.dtype, rows, options.rounds)
         for kind, weight in weights(options.dtype).items()
     ]
+=======
+    taken = weights(options.dtype).items()
+    found = [measure(kind, weight, options.dtype, rows, options.rounds) for kind, weight in taken]
+>>>>>>> gkern
     about = facts()
     publish(options.out, page(about, options.cpu, options.dtype, found), about | {"taken": found})
     return 0

@@ -239,7 +239,7 @@ def _decode_large(name: str, form: BlockType, blocks: torch.Tensor) -> _Decoded:
             high = torch.stack([field(2 + i // 4, 3 + i // 4) >> i % 4 * 2 & 3 for i in range(8)], 2).flatten(
                 2
             )
-            codes = _nibbles(field(8, 136).unflatten(2, (8, 16))).flatten(2)
+            codes = _nibbles(field(8, 136).reshape(*blocks.shape[:2], 8, 16)).flatten(2)
             return codes, _half(blocks, 0), None, _less(low | high << 4, 32), None
 
 
@@ -260,13 +260,13 @@ def _bits(field: torch.Tensor, count: int) -> torch.Tensor:
 
 def _planes(field: torch.Tensor, count: int, run: int) -> torch.Tensor:
     """For each run of bytes: the lowest bits of all, then the next ones of all, and so on."""
-    runs = field.unflatten(2, (-1, run))
+    runs = field.reshape(*field.shape[:2], -1, run)
     return torch.stack([runs >> shift & (1 << count) - 1 for shift in range(0, 8, count)], 3).flatten(2)
 
 
 def _six_bits(field: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eight scales and eight minima. The first four of each are in the low bits of a byte of their own."""
-    scale, minimum, both = field.split(4, 2)
+    scale, minimum, both = torch.split(field, 4, 2)
     scales = torch.cat([scale & 63, both & 15 | scale >> 2 & 0x30], 2)
     return scales, torch.cat([minimum & 63, both >> 4 | minimum >> 2 & 0x30], 2)
 

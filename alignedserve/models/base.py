@@ -51,7 +51,7 @@ def add_linear(ops: Ops, x: Value, weight: Linear, residual: Value, post_norm: P
 
 
 def _check_alike(names: list[str], parts: list[Part]) -> None:
-    """Raises ValueError if only some of the weights that form one layer here are quantised. In GGUF files they may be."""
+    """Raises ValueError if only some of the weights that form one layer here are quantised."""
     is_quantised = [isinstance(part, QuantisedWeight) for part in parts]
     if any(is_quantised) and not all(is_quantised):
         coded, plain = names[is_quantised.index(True)], names[is_quantised.index(False)]

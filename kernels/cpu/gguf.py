@@ -31,8 +31,9 @@ def pack_gguf(parts: Sequence[GgufWeight], is_gated: bool, tiles: torch.Tensor) 
 
 
 def _in_turn(parts: Sequence[GgufWeight]) -> torch.Tensor:
-    padding = -len(parts[0].data) % _RUN
-    runs = [torch.nn.functional.pad(part.data, (0, 0, 0, padding)).unflatten(0, (-1, _RUN)) for part in parts]
+    num_out, num_bytes = parts[0].data.shape
+    padding = 0, 0, 0, -num_out % _RUN
+    runs = [torch.nn.functional.pad(part.data, padding).view(-1, _RUN, num_bytes) for part in parts]
     return torch.stack(runs, 1).flatten(0, 2)
 
 
@@ -49,7 +50,8 @@ def _put(weight: GgufWeight, tiles: torch.Tensor) -> None:
         (num_whole * _PIECE, 1, weight.shape[1] % _PIECE, tiles[:, at:]),
     ):
         if count and num_values:
-            pieces = of_tiles.unflatten(1, (count, -1))
+            size = of_tiles.shape[1] // count
+            pieces = of_tiles.unfold(1, size, size)
             _put_pieces(form, blocks, first, num_values, pieces)
 
 
@@ -63,7 +65,7 @@ def _put_pieces(form: BlockType, blocks: Blocks, first: int, num_values: int, pi
         nonlocal at
         some = values[:, first // each :][:, : num_pieces * num_values // each]
         size = num_values // each * TILE_COLUMNS * values.itemsize
-        to = pieces[:, :, at : at + size].view(values.dtype).unflatten(2, (-1, TILE_COLUMNS))
+        to = pieces[:, :, at : at + size].view(values.dtype).view(num_tiles, num_pieces, -1, TILE_COLUMNS)
         to.copy_(some.reshape(num_tiles, TILE_COLUMNS, num_pieces, -1).permute(0, 2, 3, 1))
         at += size
 
@@ -83,8 +85,8 @@ def _put_pieces(form: BlockType, blocks: Blocks, first: int, num_values: int, pi
 
 def _plane(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Words with those of 8 / bits words of codes, the first in the lowest bits of each byte."""
-    words = codes.contiguous().view(torch.int32).unflatten(1, (-1, 8 // bits))
-    plane = words[:, :, 0].clone()
+    words = codes.contiguous().view(torch.int32).view(len(codes), -1, 8 // bits)
+    plane: torch.Tensor = words[:, :, 0].clone()
     for number in range(1, words.shape[2]):
         plane |= words[:, :, number] << bits * number
     return plane

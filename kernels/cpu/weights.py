@@ -58,7 +58,7 @@ class PackedWeight:
     groups: GroupForm | None = None
     # The type of GGUF.
     gguf: str | None = None
-    # Layers of the outputs after these, whose weights have other forms: see `side_by_side_runs`.
+    # The layer's outputs after these, with weights in other forms. Each entry is a run of alike outputs.
     rest: tuple[PackedWeight, ...] = ()
     # Whether this rank has some of the inputs, so that results are added up across ranks.
     is_partial: bool = False

@@ -148,6 +148,23 @@ def test_parts_of_a_layer_may_differ(names: tuple[str, ...], widths: tuple[int, 
     assert (linear(parts, x).float() - wanted).abs().max() <= TOLERANCE[torch.bfloat16] * wanted.abs().max()
 
 
+@pytest.mark.parametrize("first", [0, 32, 64, 96])
+def test_the_last_outputs_of_such_a_layer_are_a_layer(first: int) -> None:
+    """As KV is restored from kept inputs."""
+    ops, x = CpuOps(torch.bfloat16), randn(7, 256, seed=3, dtype=torch.bfloat16)
+    names = ("Q4_K", "Q4_K", "Q6_K")
+    weight = ops.linear_weight(
+        [
+            gguf_weight(name, width, 256, i)
+            for i, (name, width) in enumerate(zip(names, (64, 32, 40), strict=True))
+        ]
+    )
+    whole = evaluate(ops, x, lambda v: ops.linear(v, weight))
+    assert torch.equal(
+        evaluate(ops, x, lambda v: ops.linear(v, weight.outputs_from(first))), whole[:, first:]
+    )
+
+
 def test_gate_and_up_may_differ() -> None:
     """Both are then floats."""
     parts: list[Part] = [gguf_weight("Q4_K", 40, 256, 1, 0.01), gguf_weight("Q6_K", 40, 256, 2, 0.01)]
