@@ -105,15 +105,8 @@ def main() -> int:
     # Set before the library is loaded, which reads it.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     rows = [int(count) for count in options.rows.split(",")]
-<<<<<<< HEAD
-    found = [
-        measure(kind, weight, options.dtype, rows, options.rounds)
-        for kind, weight in weights(options.dtype).items()
-    ]
-=======
     taken = weights(options.dtype).items()
     found = [measure(kind, weight, options.dtype, rows, options.rounds) for kind, weight in taken]
->>>>>>> gkern
     about = facts()
     publish(options.out, page(about, options.cpu, options.dtype, found), about | {"taken": found})
     return 0
