@@ -58,8 +58,8 @@ class ListingOps(TorchOps):
     ) -> None:
         super().__init__(dtype, quantization=quantization)
         self.shard = shard or Shard()
-        # Whether GGUF's types stay as they are. Elsewhere they become floats.
-        self._keeps_blocks = is_cpu and dtype is torch.bfloat16
+        # Elsewhere GGUF's types become floats.
+        self._is_cpu = is_cpu
         self.num_bytes = 0
 
     def linear_weight(
@@ -73,9 +73,11 @@ class ListingOps(TorchOps):
     ) -> TorchLinear:
         # Quantised weights keep their own scheme.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
+        are_kept = self._is_cpu and bool(block_runs(parts, activation.is_gated, self.dtype))
+        are_mxfp4 = all(isinstance(part, GgufWeight) and part.is_mxfp4 for part in parts)
         for part in parts:
             if isinstance(part, GgufWeight):
-                is_kept = self._keeps_blocks or part.is_mxfp4
+                is_kept = are_kept or are_mxfp4
                 self.num_bytes += part.num_bytes if is_kept else part.shape.numel() * self.dtype.itemsize
         scheme = self.scheme(is_head)
         self._count(plain_parts(parts), BYTES_PER_WEIGHT[scheme] if scheme else None)

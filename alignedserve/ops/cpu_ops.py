@@ -578,17 +578,8 @@ class CpuOps(Ops):
 
 
 def _runs_of(parts: Sequence[Part], activation: Activation, dtype: torch.dtype) -> list[list[Part]]:
-    """Splits a layer with parts in types of GGUF into runs of one form each. Where outputs can't be split, and with
-    float32 rows, such parts become floats."""
-    types = {part.type for part in parts if isinstance(part, GgufWeight)}
-    if not types:
-        return [[*parts]]
-    runs = [[*run] for _, run in groupby(parts, form_of)]
-    has_whole_tiles = not any(sum(part.shape[0] for part in run) % TILE_COLUMNS for run in runs[:-1])
-    can_split = has_whole_tiles and not activation.is_gated
-    if dtype is torch.bfloat16 and (can_split if len(runs) > 1 else types != {"MXFP4"}):
-        return runs
-    return [[*without_blocks(parts, dtype)]]
+    """Splits a layer into runs of one form each. Parts in types of GGUF that kernels can't take become floats."""
+    return block_runs(parts, activation.is_gated, dtype) or [[*without_blocks(parts, dtype)]]
 
 
 def _zero_of_rows(weight: PackedWeight) -> int:

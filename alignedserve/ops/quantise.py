@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 
+from alignedserve.kernels.cpu.groups import TILE_COLUMNS
 from alignedserve.kernels.gguf import GgufWeight
 from alignedserve.kernels.int4 import quantise_int4
 from alignedserve.kernels.quantised import (
@@ -31,6 +33,7 @@ __all__ = [
     "MXFP4",
     "QUANTISERS",
     "ZEROS",
+    "block_runs",
     "GgufWeight",
     "Part",
     "QuantisedWeight",
@@ -85,10 +88,33 @@ def form_of(part: Part) -> str:
 
 
 def without_blocks(parts: Sequence[Part], dtype: torch.dtype) -> list[torch.Tensor | QuantisedWeight]:
-    """Returns the parts with those in types of GGUF as floats in `dtype`, or as MXFP4 if all are in that."""
-    if all(isinstance(part, GgufWeight) and part.is_mxfp4 for part in parts):
-        return [part.as_mxfp4() for part in parts if isinstance(part, GgufWeight)]
-    return [part.dequantised(dtype) if isinstance(part, GgufWeight) else part for part in parts]
+    """Returns the parts with those in types of GGUF as floats in `dtype`, or as MXFP4 if all are in that. Raises
+    ValueError if a value is not finite."""
+    found: list[torch.Tensor | QuantisedWeight] = []
+    is_mxfp4 = all(isinstance(part, GgufWeight) and part.is_mxfp4 for part in parts)
+    for part in parts:
+        if not isinstance(part, GgufWeight):
+            found.append(part)
+            continue
+        made = part.as_mxfp4() if is_mxfp4 else part.dequantised(dtype)
+        if not (made if isinstance(made, torch.Tensor) else made.scales).isfinite().all():
+            raise ValueError(f"a scale of a weight in {part.type} is not finite")
+        found.append(made)
+    return found
+
+
+def block_runs(parts: Sequence[Part], is_gated: bool, dtype: torch.dtype) -> list[list[Part]]:
+    """Splits a layer with parts in types of GGUF into runs of one form each, which CPU kernels multiply as they are.
+    Returns nothing if the layer has no such parts, or if they become floats: with float32 rows, and where outputs can't be
+    split."""
+    types = {part.type for part in parts if isinstance(part, GgufWeight)}
+    if not types or dtype is not torch.bfloat16:
+        return []
+    runs = [[*run] for _, run in groupby(parts, form_of)]
+    if len(runs) == 1:
+        return [] if types == {"MXFP4"} else runs
+    has_whole_tiles = not any(sum(part.shape[0] for part in run) % TILE_COLUMNS for run in runs[:-1])
+    return runs if has_whole_tiles and not is_gated else []
 
 
 def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:

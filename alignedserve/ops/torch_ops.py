@@ -119,7 +119,8 @@ class TorchOps(Ops):
         parts = without_blocks(parts, self.dtype)
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
             return self._coded_linear(side_by_side(quantised), bias, activation, split, num_outputs)
-        weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)
+        # Decoded parts are on the CPU.
+        weight = torch.cat([part.to(self.device, self.dtype) for part in plain_parts(parts)])
         return TorchLinear(weight, bias, activation, split, num_outputs)
 
     def _coded_linear(

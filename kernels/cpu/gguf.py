@@ -22,7 +22,9 @@ def tile_bytes(name: str, num_values: int) -> int:
 def pack_gguf(parts: Sequence[GgufWeight], is_gated: bool, tiles: torch.Tensor) -> None:
     """Writes the outputs of parts of one type into `tiles`, [tile, bytes], side by side, or 16 of each in turn. Raises
     ValueError if a scale is not finite."""
-    data = _in_turn(parts) if is_gated else torch.cat([part.data for part in parts])
+    data = parts[0].data
+    if len(parts) > 1:
+        data = _in_turn(parts) if is_gated else torch.cat([part.data for part in parts])
     whole = GgufWeight(parts[0].type, data)
     for first, some in whole.pieces(TILE_COLUMNS):
         padding = -len(some.data) % TILE_COLUMNS

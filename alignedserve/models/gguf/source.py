@@ -102,7 +102,8 @@ class GgufSource(CheckpointSource[GgufFile]):
         self._drop_read()
         self._count(stored_name)
         codes = file.codes(stored_name)
-        return GgufWeight(codes.type, file.in_order(stored_name, codes.data).to(self._device))
+        # Codes are decoded on the CPU, also for a GPU.
+        return GgufWeight(codes.type, file.in_order(stored_name, codes.data))
 
     def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
         def take(number: int) -> Part:
