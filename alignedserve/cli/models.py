@@ -14,7 +14,7 @@ from alignedserve.cli.command import Group
 from alignedserve.cli.progress import busy
 
 if TYPE_CHECKING:
-    from huggingface_hub import HFCacheInfo
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def remove(model: str) -> None:
         click.echo(f"{in_bytes(PACKAGED[model].num_bytes)} freed")
         return
     hub = _hub()
-    repo = next((each for each in hub.repos if each.repo_id == model), None) if hub else None
+    repo = next((each for each in _repositories(hub) if each.repo_id == model), None)
     if hub is None or repo is None:
         raise ValueError(f"model={model!r}: is not in the hub's cache")
     deletion = hub.delete_revisions(*(each.commit_hash for each in repo.revisions))
@@ -98,14 +98,14 @@ def _models() -> Iterator[FoundModel]:
         else:
             yield FoundModel(name, 0, f"alignedserve models pull {name}")
     hub = _hub()
-    for repo in sorted(hub.repos, key=lambda each: each.repo_id) if hub else ():
+    for repo in _repositories(hub):
         sizes = {
-            file.file_name: file.size_on_disk
+            file.blob_path: file.size_on_disk
             for revision in repo.revisions
             for file in revision.files
             if file.file_name.endswith((".safetensors", ".gguf"))
         }
-        if repo.repo_type == "model" and sizes:
+        if sizes:
             yield _fitting(FoundModel(repo.repo_id, sum(sizes.values()), str(repo.repo_path)))
 
 
@@ -126,6 +126,12 @@ def _fitting(model: FoundModel) -> FoundModel:
         return model
     worst = max(levels, key=["ok", "note", "warn", "fail"].index)
     return replace(model, memory="ok" if worst == "note" else worst)
+
+
+def _repositories(hub: HFCacheInfo | None) -> list[CachedRepoInfo]:
+    """Returns those of models. A data set may have the same name."""
+    found = [each for each in hub.repos if each.repo_type == "model"] if hub else []
+    return sorted(found, key=lambda each: each.repo_id)
 
 
 def _hub() -> HFCacheInfo | None:

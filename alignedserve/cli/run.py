@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections import deque
 
@@ -29,7 +31,14 @@ def command(
     """
     asking = Asking(system_prompt, quick, stats)
     options = (model, *serve_options)
-    engine = check_serve_options(options).engine
+    settings = check_serve_options(options)
+    engine, keys = settings.engine, settings.keys
+    # With a file of keys it is that of the environment, as for `chat`.
+    key = next(iter((*keys.api_key, *keys.operator_key)), os.environ.get("OPENAI_API_KEY"))
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        # The server and its files go, too. It stays ignored under nohup.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     from alignedserve.models.locate import locate_model
 
     # A download shows its progress here, and an error is one line.
@@ -43,6 +52,6 @@ def command(
         click.echo("\n".join(last), err=True)
         raise
     try:
-        chat_with(url, None, None, {}, asking)
+        chat_with(url, key, None, {}, asking)
     finally:
         starting.__exit__(*sys.exc_info())

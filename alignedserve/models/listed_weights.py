@@ -15,7 +15,7 @@ from alignedserve.models.source import open_checkpoint
 from alignedserve.models.weights import CheckpointSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.quantise import GgufWeight, Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import GgufWeight, Part, block_runs, plain_parts, quantised_parts
 from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 

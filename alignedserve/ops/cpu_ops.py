@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.adapters import pack_adapters
 from alignedserve.kernels.cpu.arena import Arena, SmallArena
-from alignedserve.kernels.cpu.groups import TILE_COLUMNS
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
 from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
@@ -55,7 +54,7 @@ from alignedserve.ops.quantise import (
     INT4,
     GgufWeight,
     Part,
-    form_of,
+    block_runs,
     plain_parts,
     quantised_parts,
     without_blocks,

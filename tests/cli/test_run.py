@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,22 @@ def test_its_server_ends_however_it_ends(number: signal.Signals) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == "7, 8, 9, 10, 11, 12\n"
         started = descendants(process.pid)
-        assert started
+        (state,) = [word for word in words_of(started) if word.startswith("/tmp/own-")]
+        assert Path(state).exists()
         process.send_signal(number)
         process.wait()
+    # A killed process can't remove anything.
+    assert number == signal.SIGKILL or not Path(state).exists()
     deadline = time.monotonic() + LIMIT_S
     while any(_is_there(pid, start) for pid, start in started):
         assert time.monotonic() < deadline, "some processes are left"
         time.sleep(0.05)
+
+
+def words_of(processes: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """The arguments of the first one, which is `serve`."""
+    pid, _ = next(iter(processes))
+    return iter(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
 
 
 def _is_there(pid: int, start: int) -> bool:
@@ -70,6 +80,12 @@ def test_what_is_wrong_is_said_before_a_server_is_started(tmp_path: Path) -> Non
     ):
         done = forked("run", *words)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_its_server_may_need_a_key() -> None:
+    done = forked("run", "demo", "-q", "Count from 7 to 12.", "--dtype", "float32", "--api-key", "secret")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
 
 
 @pytest.mark.slow
