@@ -130,7 +130,7 @@ def _vocab_size(metadata: Metadata) -> int:
 
 
 def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
-    short, long, freqs = (metadata.header.floats(each) for each in (ROPE_SHORT, ROPE_LONG, ROPE_FREQS))
+    short, long, freqs = (metadata.header.factors.get(each) for each in (ROPE_SHORT, ROPE_LONG, ROPE_FREQS))
     if freqs is not None:
         # Llama 3's factors, computed already.
         return {"rope_type": "longrope", "short_factor": freqs, "long_factor": freqs, "attention_factor": 1.0}

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from alignedserve.models.fields import shown
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import Header, read_header
 from alignedserve.models.gguf.file_names import parts_of
@@ -20,7 +21,7 @@ from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_o
 from alignedserve.models.hf_config import model_config_from_dict
 
 # A new number makes all directories anew: it changes with what is written into them.
-VERSION = 1
+VERSION = 2
 
 
 def link_name(number: int) -> str:
@@ -53,7 +54,9 @@ def read_headers(files: list[Path]) -> list[Header]:
         for key, must in {"no": number, "count": len(headers)}.items():
             found = header.metadata.get(f"split.{key}", 0 if key == "no" else 1)
             if type(found) is not int or found != must:
-                raise ValueError(f"{header.path}: split.{key} is {found}; must be {must}, as in its name")
+                raise ValueError(
+                    f"{header.path}: split.{key} is {shown(found)}; must be {must}, as in its name"
+                )
         for name in header.tensors:
             if name in seen:
                 raise ValueError(f"{header.path}: {name} is in a file before it, too")
@@ -64,10 +67,11 @@ def read_headers(files: list[Path]) -> list[Header]:
 def whole(headers: list[Header]) -> Header:
     """Returns the first header, which has the metadata, with the tensors of all."""
     first, *rest = headers
-    tensors = dict(first.tensors)
+    tensors, factors = dict(first.tensors), dict(first.factors)
     for each in rest:
         tensors |= each.tensors
-    return Header(first.path, first.metadata, tensors)
+        factors |= each.factors
+    return Header(first.path, first.metadata, tensors, factors)
 
 
 def _key(files: list[Path]) -> str:

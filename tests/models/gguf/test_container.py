@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels import gguf as blocks
+from alignedserve.models.fields import Fields
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import TYPES, Header, read_header
 from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_of, tokenizer_of
@@ -146,6 +147,11 @@ def only(*tensors: bytes) -> dict[str, Any]:
             "u begins at byte 512 and overlaps the tensor before",
         ),
         (only(tensor("t", [4]), tensor("u", [4])), "overlaps the tensor before it"),
+        (
+            only(tensor("rope_freqs.weight", [2, 2])),
+            "rope_freqs.weight has type F32 and shape (2, 2); must be F32, at most 4096 in a row",
+        ),
+        (only(tensor("rope_factors_long.weight", [4], kind=1)), "rope_factors_long.weight has type F16"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -156,6 +162,19 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message
 def test_a_cut_file_is_named(tmp_path: Path, share: float) -> None:
     whole = header_bytes() + DATA
     assert "truncated" in refusal(tmp_path / "m.gguf", whole[: int(share * len(whole))])
+
+
+def test_a_row_of_factors_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(header_bytes(KEYS, [tensor("rope_freqs.weight", [2**32])]))
+        file.truncate(1 << 35)
+    assert "rope_freqs.weight has type F32 and shape (4294967296,); must be F32, at most" in refusal_of(path)
+
+
+def test_a_long_value_is_shortened() -> None:
+    fields = Fields({"k": "x" * 100_000}, "m.gguf")
+    assert len(str(fields.error("k", "short"))) < 300
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
