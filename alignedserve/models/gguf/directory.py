@@ -33,6 +33,14 @@ def linked_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("from-?????.gguf"))
 
 
+def refuse_other_version(directory: Path) -> None:
+    """Raises ValueError if a file is not the one that the directory was made of. A server's other parts may have read
+    the directory before."""
+    files = [path.resolve() for path in linked_files(directory)]
+    if _key(files) != directory.resolve().name:
+        raise ValueError(f"{files[0]}: was replaced since {directory} was made; start the whole server again")
+
+
 def directory_of_file(path: Path) -> Path:
     """Returns the directory for a file, or for the first of several. Raises ValueError if they hold no model."""
     files = parts_of(path)
@@ -43,8 +51,13 @@ def directory_of_file(path: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "alignedserve" / "gguf"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise ValueError(
+            "there is no home directory for the cache; XDG_CACHE_HOME names another place"
+        ) from error
+    return Path(base) / "alignedserve" / "gguf"
 
 
 def read_headers(files: list[Path]) -> list[Header]:
@@ -96,9 +109,11 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
         for name, values in texts.items():
-            (made / name).write_text(_as_json(header, values), encoding="utf-8")
+            _write_synced(made / name, _as_json(header, values))
         for number, path in enumerate(files):
             (made / link_name(number)).symlink_to(path)
+        # The mode of temporary directories keeps other users out.
+        made.chmod(0o755)
         made.rename(directory)
     except OSError as error:
         if directory.is_dir():
@@ -110,6 +125,14 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    """A directory that is there has whole files, also after the machine's power fails."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _as_json(header: Header, values: dict[str, Any]) -> str:
