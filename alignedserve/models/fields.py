@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from alignedserve.types import shortened
+
+MAX_SHOWN_CHARS = 200
+
 
 def read_json_object(path: Path) -> dict[str, Any]:
     try:
@@ -43,7 +47,7 @@ class Fields:
     def error(self, key: str, allowed: str) -> ValueError:
         if self.get(key) is None:
             return ValueError(f"{self.where}: {key} is missing; must be {allowed}")
-        return ValueError(f"{self.where}: {key} is {self.values[key]!r}; must be {allowed}")
+        return ValueError(f"{self.where}: {key} is {shown(self.values[key])}; must be {allowed}")
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = self._or_default(key, default)
@@ -99,6 +103,11 @@ class Fields:
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         return default if value is None else value
+
+
+def shown(value: Any) -> str:
+    """Returns the value for a message: a file may have any, of any length."""
+    return shortened(repr(value), MAX_SHOWN_CHARS)
 
 
 def _is_positive(value: Any) -> bool:

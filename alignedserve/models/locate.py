@@ -28,8 +28,8 @@ SMALL_FILES = ("*.json", "*.jinja", "merges.txt")
 # Never *.bin or *.pt, because unpickling runs code.
 WEIGHT_FILES = ("*.safetensors",)
 GGUF_SUFFIX = ".gguf"
-# A file's quantisation is the last part of its name.
-_OF_QUANTISATION = re.compile(r"(?:^|[-./])((?:UD-)?\w+?)(?:-\d{5}-of-\d{5})?\.gguf$")
+# A file's quantisation is the last part of its name, before the number of a part.
+_OF_QUANTISATION = re.compile(r"(?:^|[-./])((?:UD-)?\w+?)(?:-(\d{5})-of-\d{5})?\.gguf$")
 # The same weights in another layout, which Meta's and Mistral's repositories have, too.
 OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 
@@ -120,16 +120,17 @@ def _fetch_gguf(repository: str, quantisation: str, revision: str | None, may_do
     them."""
     names = _files_on_hub(repository, revision) if may_download else []
     if not names:
-        cached = _fetch(repository, revision, (), may_download=False)
+        cached = _fetch(repository, revision, (), may_download)
         names = [str(path.relative_to(cached)) for path in cached.rglob(f"*{GGUF_SUFFIX}")]
-    found = _OF_QUANTISATION
-    labels = {
-        name: each[1] for name in sorted(names) if (each := found.search(name)) and "mmproj" not in name
+    found = {
+        name: each
+        for name in sorted(names)
+        if (each := _OF_QUANTISATION.search(name)) and "mmproj" not in name
     }
-    chosen = [name for name, label in labels.items() if label.lower() == quantisation.lower()]
-    firsts = [name for name in chosen if "-of-" not in name or "-00001-of-" in name]
+    chosen = [name for name, each in found.items() if each[1].lower() == quantisation.lower()]
+    firsts = [name for name in chosen if found[name][2] in (None, "00001")]
     if len(firsts) != 1:
-        which = ", ".join(firsts or dict.fromkeys(labels.values())) or "no GGUF files"
+        which = ", ".join(firsts or dict.fromkeys(each[1] for each in found.values())) or "no GGUF files"
         raise ValueError(
             f"model is '{repository}:{quantisation}'; must name one quantization of those that are there: {which}"
         )

@@ -205,7 +205,9 @@ def test_of_a_repository_of_gguf_files_one_quantisation_is_downloaded(
 ) -> None:
     write_gguf(tiny_model("qwen2"), tmp_path / "m-Q8_0.gguf", quantise="Q8_0", num_files=2)
     parts = {path.name: path.read_bytes() for path in tmp_path.glob("*.gguf")}
-    others = dict.fromkeys(("m-Q4_K_M.gguf", "m-UD-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "m.F16.gguf"), b"other")
+    others = dict.fromkeys(
+        ("out-of-m-Q4_K_M.gguf", "m-UD-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "m.F16.gguf"), b"other"
+    )
     monkeypatch.setitem(REPOSITORIES, "some/gguf", {**parts, **others, "README.md": b"words"})
     cache = tmp_path / "hub"
     environment = {"HF_HUB_CACHE": str(cache), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -213,15 +215,22 @@ def test_of_a_repository_of_gguf_files_one_quantisation_is_downloaded(
     (message, _), (unnamed, _), (_, names) = resolve_elsewhere(
         online, ("some/gguf:Q5_0", "auto"), ("some/gguf", "auto"), ("some/gguf:q8_0", "auto")
     )
+    (unlike, _), (unreachable, _) = resolve_elsewhere(
+        online, ("some/gguf:Q4_K_M", "auto"), ("other/gguf:Q4_K_M", "auto")
+    )
+    assert unlike.endswith(" is truncated: 5 bytes; must have at least 24")
+    assert (
+        unreachable == "model is 'other/gguf', which is neither a directory here nor a repository on the hub"
+    )
     assert message == (
         "model is 'some/gguf:Q5_0'; must name one quantization of those that are there: "
-        "Q4_K_M, Q8_0, UD-Q8_0, F16"
+        "Q8_0, UD-Q8_0, F16, Q4_K_M"
     )
     assert "if it holds GGUF files, name one, as in some/gguf:Q4_K_M" in unnamed
     assert {"config.json", "from-00000.gguf", "from-00001.gguf"} <= names
-    assert {path.name for path in cache.rglob("*.gguf")} == set(parts)
+    assert {path.name for path in cache.rglob("*.gguf")} == {*parts, "out-of-m-Q4_K_M.gguf"}
     (found, _), (missing, _) = resolve_elsewhere(
         environment | {"HF_HUB_OFFLINE": "1"}, ("some/gguf:Q8_0", "auto"), ("some/gguf:F16", "auto")
     )
     assert Path(found).is_relative_to(tmp_path / "cache")
-    assert missing.endswith("must name one quantization of those that are there: Q8_0")
+    assert missing.endswith("must name one quantization of those that are there: Q8_0, Q4_K_M")

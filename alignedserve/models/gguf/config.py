@@ -27,7 +27,11 @@ _ENDS = (
 )
 # In gpt-oss's format it ends a message, and another one may follow.
 _NO_END_BESIDE = {"<|end|>": "<|return|>"}
-CONTROL = 3
+# Types of tokens.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+# Keys that are read, with any type of scaling and with those that scale attention.
+_SCALING = ("type", "factor", "original_context_length", "finetuned")
+_SCALING_OF_ATTENTION = ("attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 
 
 class Metadata:
@@ -77,7 +81,7 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     found = [token for token in named if token is not None]
     if isinstance(tokens, list):
         ids = {text: number for number, text in enumerate(tokens)}
-        kinds = header.numbers("tokenizer.ggml.token_type", len(tokens))
+        kinds = kinds_of(header, len(tokens))
         found += [
             ids[text]
             for text in _ENDS
@@ -86,6 +90,18 @@ def generation_config_of(header: Header) -> dict[str, Any]:
             and (kinds is None or kinds[ids[text]] == CONTROL)
         ]
     return {"eos_token_id": list(dict.fromkeys(found))}
+
+
+def kinds_of(header: Header, num_tokens: int) -> list[int] | None:
+    """Returns the types of tokens, if the file has them. Files have ends of turns among the tokens of users."""
+    found = header.numbers("tokenizer.ggml.token_type", num_tokens)
+    if found is None:
+        return None
+    texts = header.metadata["tokenizer.ggml.tokens"]
+    return [
+        CONTROL if kind != NORMAL and text in _ENDS else kind
+        for kind, text in zip(found.tolist(), texts, strict=True)
+    ]
 
 
 def _common(metadata: Metadata, family: str, inner: str = "feed_forward_length") -> dict[str, Any]:
@@ -130,24 +146,28 @@ def _vocab_size(metadata: Metadata) -> int:
 
 
 def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
-    short, long, freqs = (metadata.header.floats(each) for each in (ROPE_SHORT, ROPE_LONG, ROPE_FREQS))
+    short, long, freqs = (metadata.header.factors.get(each) for each in (ROPE_SHORT, ROPE_LONG, ROPE_FREQS))
+    kinds = {"none": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+    kind = metadata.choice("rope.scaling.type", kinds, "linear")
+    is_long = kind == "longrope" or short is not None or long is not None
+    _refuse_unread(metadata, is_long or kind == "yarn")
+    factor = 1.0 if kind == "none" else _scaling_factor(metadata, 1.0 if is_long else None)
+    if factor != 1 and (is_long or freqs is not None):
+        raise ValueError(
+            f"{metadata.header.path}: has {factor:g} beside rope factors, as the scale; must be 1"
+        )
     if freqs is not None:
         # Llama 3's factors, computed already.
         return {"rope_type": "longrope", "short_factor": freqs, "long_factor": freqs, "attention_factor": 1.0}
-    kinds = {"none": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
-    kind = metadata.choice("rope.scaling.type", kinds, "none")
-    if kind == "longrope" or short is not None or long is not None:
+    if is_long:
         return {
             "rope_type": "longrope",
             "short_factor": short or long,
             "long_factor": long or short,
             "original_max_position_embeddings": _original_length(metadata),
         } | _attention_factor(metadata, 1.0)
-    if kind == "none":
-        return None
-    factor = metadata.positive("rope.scaling.factor")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        return {"rope_type": "linear", "factor": factor} if factor != 1 else None
     return {
         "rope_type": "yarn",
         "factor": factor,
@@ -155,6 +175,25 @@ def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
         "beta_fast": metadata.positive("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": metadata.positive("rope.scaling.yarn_beta_slow", 1.0),
     } | _attention_factor(metadata, 1.0 + 0.1 * math.log(max(factor, 1.0)))
+
+
+def _refuse_unread(metadata: Metadata, scales_attention: bool) -> None:
+    prefix = f"{metadata.architecture}."
+    read = ["rope.scale_linear", *(f"rope.scaling.{each}" for each in _SCALING)]
+    if scales_attention:
+        read += [f"rope.scaling.{each}" for each in _SCALING_OF_ATTENTION]
+    for key in metadata.header.metadata:
+        if key.startswith(f"{prefix}rope.scal") and key.removeprefix(prefix) not in read:
+            raise metadata.error(
+                key.removeprefix(prefix), "absent: it is not supported with this type of scaling"
+            )
+
+
+def _scaling_factor(metadata: Metadata, default: float | None) -> float:
+    """Returns 1 if the file says nothing of scaling. Old files have the factor under another key, and no type."""
+    new, old = "rope.scaling.factor", "rope.scale_linear"
+    key = old if metadata.has(old) and not metadata.has(new) else new
+    return metadata.positive(key, default if metadata.has("rope.scaling.type") else 1.0)
 
 
 def _original_length(metadata: Metadata) -> int:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from alignedserve.models.fields import shown
 from alignedserve.models.file_map import TensorEntry, map_file
+from alignedserve.models.gguf.names import CONFIG_TENSORS
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -29,6 +31,8 @@ MAX_HEADER_BYTES = 1 << 28
 MAX_STRINGS = 1 << 22
 MAX_NAME_BYTES = 1 << 16
 MAX_DIMENSIONS = 4
+# Factors of the rotary embedding: one for two values of a head.
+MAX_FACTORS = 4096
 DEFAULT_ALIGNMENT = 32
 
 
@@ -104,26 +108,16 @@ class Header:
     # Strings, numbers, flags, lists of strings, and numpy arrays of the others.
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    # The values of CONFIG_TENSORS.
+    factors: dict[str, list[float]] = field(default_factory=dict)
 
     def numbers(self, key: str, count: int) -> Any:
         """Returns the array of this key; None if there is none. Raises ValueError if it has not this many numbers."""
         found = self.metadata.get(key)
         if found is None or (isinstance(found, np.ndarray) and len(found) == count):
             return found
-        has = f"{len(found)} entries" if isinstance(found, np.ndarray | list) else repr(found)
+        has = f"{len(found)} entries" if isinstance(found, np.ndarray | list) else shown(found)
         raise ValueError(f"{self.path}: {key} has {has}; must have {count} numbers")
-
-    def floats(self, name: str) -> list[float] | None:
-        """Returns the values of a tensor that the configuration is made of, in float32; None if there is none."""
-        entry = self.tensors.get(name)
-        if entry is None:
-            return None
-        if entry.dtype != "F32":
-            raise ValueError(f"{self.path}: {name} has type {entry.dtype}; must be F32")
-        with self.path.open("rb") as file:
-            file.seek(entry.begin)
-            found = np.frombuffer(file.read(entry.end - entry.begin), "<f4")
-        return [_shortest(value) for value in found]
 
 
 def read_header(path: Path) -> Header:
@@ -160,7 +154,9 @@ class _Reader:
             metadata[key] = self._value(key, self._number("<I", key))
         self._check_count("tensors", num_tensors, least_bytes=32)
         stored = [self._tensor() for _ in range(num_tensors)]
-        return Header(self._path, metadata, self._placed(stored, self._alignment(metadata)))
+        tensors = self._placed(stored, self._alignment(metadata))
+        factors = {name: self._factors(name, tensors[name]) for name in CONFIG_TENSORS if name in tensors}
+        return Header(self._path, metadata, tensors, factors)
 
     def _value(self, key: str, kind: int) -> Any:
         if kind == _STRING:
@@ -222,10 +218,17 @@ class _Reader:
             placed[name] = TensorEntry(entry.dtype, entry.shape, begin, end)
         return placed
 
+    def _factors(self, name: str, entry: TensorEntry) -> list[float]:
+        if entry.dtype != "F32" or len(entry.shape) != 1 or entry.shape[0] > MAX_FACTORS:
+            raise self._error(
+                f"{name} has type {entry.dtype} and shape {entry.shape}; must be F32, at most {MAX_FACTORS} in a row"
+            )
+        return [_shortest(value) for value in np.frombuffer(self._map[entry.begin : entry.end], "<f4")]
+
     def _alignment(self, metadata: dict[str, Any]) -> int:
         found = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(found) is not int or not 1 <= found <= 1 << 20 or found & (found - 1):
-            raise self._error(f"general.alignment is {found!r}; must be a power of two")
+            raise self._error(f"general.alignment is {shown(found)}; must be a power of two")
         return found
 
     def _check_count(self, what: str, count: int, least_bytes: int) -> None:

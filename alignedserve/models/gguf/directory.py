@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from alignedserve.models.fields import shown
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import Header, read_header
 from alignedserve.models.gguf.file_names import parts_of
@@ -20,7 +21,7 @@ from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_o
 from alignedserve.models.hf_config import model_config_from_dict
 
 # A new number makes all directories anew: it changes with what is written into them.
-VERSION = 1
+VERSION = 2
 
 
 def link_name(number: int) -> str:
@@ -30,6 +31,14 @@ def link_name(number: int) -> str:
 def linked_files(directory: Path) -> list[Path]:
     """The GGUF files of the directory, if it was made here."""
     return sorted(directory.glob("from-?????.gguf"))
+
+
+def refuse_other_version(directory: Path) -> None:
+    """Raises ValueError if a file is not the one that the directory was made of. A server's other parts may have read
+    the directory before."""
+    files = [path.resolve() for path in linked_files(directory)]
+    if _key(files) != directory.resolve().name:
+        raise ValueError(f"{files[0]}: was replaced since {directory} was made; start the whole server again")
 
 
 def directory_of_file(path: Path) -> Path:
@@ -42,8 +51,13 @@ def directory_of_file(path: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "alignedserve" / "gguf"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise ValueError(
+            "there is no home directory for the cache; XDG_CACHE_HOME names another place"
+        ) from error
+    return Path(base) / "alignedserve" / "gguf"
 
 
 def read_headers(files: list[Path]) -> list[Header]:
@@ -53,7 +67,9 @@ def read_headers(files: list[Path]) -> list[Header]:
         for key, must in {"no": number, "count": len(headers)}.items():
             found = header.metadata.get(f"split.{key}", 0 if key == "no" else 1)
             if type(found) is not int or found != must:
-                raise ValueError(f"{header.path}: split.{key} is {found}; must be {must}, as in its name")
+                raise ValueError(
+                    f"{header.path}: split.{key} is {shown(found)}; must be {must}, as in its name"
+                )
         for name in header.tensors:
             if name in seen:
                 raise ValueError(f"{header.path}: {name} is in a file before it, too")
@@ -64,10 +80,11 @@ def read_headers(files: list[Path]) -> list[Header]:
 def whole(headers: list[Header]) -> Header:
     """Returns the first header, which has the metadata, with the tensors of all."""
     first, *rest = headers
-    tensors = dict(first.tensors)
+    tensors, factors = dict(first.tensors), dict(first.factors)
     for each in rest:
         tensors |= each.tensors
-    return Header(first.path, first.metadata, tensors)
+        factors |= each.factors
+    return Header(first.path, first.metadata, tensors, factors)
 
 
 def _key(files: list[Path]) -> str:
@@ -92,9 +109,11 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
         for name, values in texts.items():
-            (made / name).write_text(_as_json(header, values), encoding="utf-8")
+            _write_synced(made / name, _as_json(header, values))
         for number, path in enumerate(files):
             (made / link_name(number)).symlink_to(path)
+        # The mode of temporary directories keeps other users out.
+        made.chmod(0o755)
         made.rename(directory)
     except OSError as error:
         if directory.is_dir():
@@ -106,6 +125,14 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    """A directory that is there has whole files, also after the machine's power fails."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _as_json(header: Header, values: dict[str, Any]) -> str:

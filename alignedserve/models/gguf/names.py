@@ -67,7 +67,9 @@ def hf_name(architecture: str, name: str) -> str:
     return f"{_OUTER[part]}.{kind}" if part in _OUTER else name
 
 
-def hf_entries(architecture: str, tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, TensorEntry]]:
+def hf_entries(
+    architecture: str, tensors: Mapping[str, TensorEntry], num_experts: int
+) -> Iterator[tuple[str, TensorEntry]]:
     """Returns the model's tensors by their names. Each expert gets a tensor of its own."""
     for name, entry in tensors.items():
         if name in CONFIG_TENSORS:
@@ -76,9 +78,11 @@ def hf_entries(architecture: str, tensors: Mapping[str, TensorEntry]) -> Iterato
         if not experts:
             yield prefix, entry
             continue
+        if len(entry.shape) < 2 or entry.shape[0] != num_experts:
+            raise ValueError(f"{name} has shape {entry.shape}; must be of {num_experts} experts")
         # Experts lie one after the other: [expert, out, in].
-        size = (entry.end - entry.begin) // entry.shape[0]
-        for number in range(entry.shape[0]):
+        size = (entry.end - entry.begin) // num_experts
+        for number in range(num_experts):
             begin = entry.begin + number * size
             each = replace(entry, shape=entry.shape[1:], begin=begin, end=begin + size)
             yield f"{prefix}{experts}{number}.{part}", each

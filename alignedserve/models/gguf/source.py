@@ -11,7 +11,7 @@ import torch
 from alignedserve.models.file_map import map_file
 from alignedserve.models.gguf.config import config_of
 from alignedserve.models.gguf.container import FIXED_BYTES, Header
-from alignedserve.models.gguf.directory import linked_files, read_headers, whole
+from alignedserve.models.gguf.directory import linked_files, read_headers, refuse_other_version, whole
 from alignedserve.models.gguf.names import hf_entries
 from alignedserve.models.mapped_file import MappedFile
 from alignedserve.models.weights import CheckpointSource, TakePart
@@ -33,7 +33,10 @@ class GgufFile(MappedFile):
     def __init__(self, header: Header, config: dict[str, Any]) -> None:
         self._family = config["architectures"][0]
         self._heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
-        entries = dict(hf_entries(self._family, header.tensors))
+        try:
+            entries = dict(hf_entries(self._family, header.tensors, config.get("num_local_experts", 0)))
+        except ValueError as error:
+            raise ValueError(f"{header.path}: {error}") from None
         super().__init__(header.path, map_file(header.path, FIXED_BYTES), entries)
 
     def is_coded(self, name: str) -> bool:
@@ -73,6 +76,8 @@ class GgufSource(CheckpointSource[GgufFile]):
         headers = read_headers([path.resolve() for path in linked_files(directory)])
         config = config_of(whole(headers))
         files = [GgufFile(header, config) for header in headers]
+        # Only after they are open: what is open can't be replaced.
+        refuse_other_version(directory)
         super().__init__(
             headers[0].path, {name: file for file in files for name in file.entries}, dtype, device, progress
         )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from alignedserve.models.fields import Fields
-from alignedserve.models.gguf.config import CONTROL
-from alignedserve.models.gguf.container import Header
+from alignedserve.models.fields import Fields, shown
+from alignedserve.models.gguf.config import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, kinds_of
+from alignedserve.models.gguf.container import MAX_STRINGS, Header
 from alignedserve.models.gguf.pre_tokenizers import (
     BEGINS_WITH_BOS,
     IGNORES_MERGES,
@@ -17,8 +17,8 @@ from alignedserve.models.gguf.pre_tokenizers import (
     pre_tokenizer,
 )
 
-# Types of tokens; see CONTROL.
-NORMAL, USER_DEFINED = 1, 4
+# The longest known have 256.
+MAX_TOKEN_BYTES = 1024
 # In place of a space.
 SPACE = "\u2581"
 _KEYS = "tokenizer.ggml."
@@ -38,8 +38,8 @@ class Vocabulary:
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             self._refuse_repeated()
-        kinds = header.numbers(f"{_KEYS}token_type", len(self.tokens))
-        self.kinds = [NORMAL] * len(self.tokens) if kinds is None else kinds.tolist()
+        self._refuse_long()
+        self.kinds = kinds_of(header, len(self.tokens)) or [NORMAL] * len(self.tokens)
 
     def _list(self, key: str, of: type) -> list[Any]:
         found = self.fields.get(_KEYS + key)
@@ -51,7 +51,15 @@ class Vocabulary:
         for number, token in enumerate(self.tokens):
             if self.ids[token] != number:
                 raise ValueError(
-                    f"{self.fields.where}: {_KEYS}tokens has {token!r} twice, as {number} and {self.ids[token]}"
+                    f"{self.fields.where}: {_KEYS}tokens has {shown(token)} twice, as {number} and {self.ids[token]}"
+                )
+
+    def _refuse_long(self) -> None:
+        for number, token in enumerate(self.tokens):
+            if len(token.encode()) > MAX_TOKEN_BYTES:
+                raise ValueError(
+                    f"{self.fields.where}: {_KEYS}tokens has {shown(token)}, as {number}; "
+                    f"must have at most {MAX_TOKEN_BYTES} bytes"
                 )
 
     @property
@@ -60,7 +68,7 @@ class Vocabulary:
         for number, merge in enumerate(merges):
             if len(merge) != 2 or any(part not in self.ids for part in (*merge, "".join(merge))):
                 raise ValueError(
-                    f"{self.fields.where}: {_KEYS}merges has {' '.join(merge)!r}, as {number}; "
+                    f"{self.fields.where}: {_KEYS}merges has {shown(' '.join(merge))}, as {number}; "
                     "must be two tokens that form a third"
                 )
         return merges
@@ -120,7 +128,7 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 def _added_tokens(vocabulary: Vocabulary) -> Iterable[dict[str, Any]]:
     is_phi3 = vocabulary.architecture == "phi3" and vocabulary.model == "llama"
     for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        if kind in (CONTROL, USER_DEFINED) and token:
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token:
             yield {
                 "id": number,
                 "content": token,
@@ -128,7 +136,7 @@ def _added_tokens(vocabulary: Vocabulary) -> Iterable[dict[str, Any]]:
                 "lstrip": False,
                 "rstrip": is_phi3 and kind == CONTROL and token not in _PHI3_KEEPS_SPACE,
                 "normalized": False,
-                "special": kind == CONTROL,
+                "special": kind != USER_DEFINED,
             }
 
 
@@ -197,10 +205,12 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[list[str]]:
     for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True):
         if kind != NORMAL:
             continue
-        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [(left, right) for left, right in pairs if left in ids and right in ids]
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in ids)
+        known = [(left, right) for left, right in pairs if right in ids]
         known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         found += [(score, left, right) for left, right in known]
+        if len(found) > MAX_STRINGS:
+            raise ValueError(f"{vocabulary.fields.where}: its tokens make more than {MAX_STRINGS} merges")
     found.sort(key=lambda each: each[0], reverse=True)
     return [[left, right] for _, left, right in found]
 

@@ -150,11 +150,15 @@ def test_what_a_model_in_codes_takes_is_known_before(
     assert num_bytes(torch.float32) == 2 * whole
 
 
-def test_parts_of_a_model_are_one_model(tiny_model: Directory, tmp_path: Path) -> None:
-    directory = tiny_model("llama-mha")
-    first = write_gguf(directory, tmp_path / "model.gguf", num_files=3)
+# The last part has the factors.
+@pytest.mark.parametrize("family", ["llama-mha", "llama3-rope", "phi3-longrope"])
+def test_parts_of_a_model_are_one_model(tiny_model: Directory, family: str, tmp_path: Path) -> None:
+    directory = tiny_model(family)
+    mine = resolve_model(write_gguf(directory, tmp_path / "model.gguf", num_files=3))
     assert len([*tmp_path.iterdir()]) == 3
-    found, wanted = recorded(resolve_model(first)).taken, recorded(resolve_model(directory)).taken
+    other = resolve_model(directory)
+    assert_alike(mine.config.rope, other.config.rope, mine.config.head_dim)
+    found, wanted = recorded(mine).taken, recorded(other).taken
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 

@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels import gguf as blocks
+from alignedserve.models.fields import Fields
+from alignedserve.models.file_map import TensorEntry
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import TYPES, Header, read_header
+from alignedserve.models.gguf.names import hf_entries
 from alignedserve.models.gguf.tokenizer import has_tokenizer, tokenizer_config_of, tokenizer_of
 from alignedserve.models.hf_config import model_config_from_dict
 
@@ -146,6 +149,11 @@ def only(*tensors: bytes) -> dict[str, Any]:
             "u begins at byte 512 and overlaps the tensor before",
         ),
         (only(tensor("t", [4]), tensor("u", [4])), "overlaps the tensor before it"),
+        (
+            only(tensor("rope_freqs.weight", [2, 2])),
+            "rope_freqs.weight has type F32 and shape (2, 2); must be F32, at most 4096 in a row",
+        ),
+        (only(tensor("rope_factors_long.weight", [4], kind=1)), "rope_factors_long.weight has type F16"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -156,6 +164,19 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message
 def test_a_cut_file_is_named(tmp_path: Path, share: float) -> None:
     whole = header_bytes() + DATA
     assert "truncated" in refusal(tmp_path / "m.gguf", whole[: int(share * len(whole))])
+
+
+def test_a_row_of_factors_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(header_bytes(KEYS, [tensor("rope_freqs.weight", [2**32])]))
+        file.truncate(1 << 35)
+    assert "rope_freqs.weight has type F32 and shape (4294967296,); must be F32, at most" in refusal_of(path)
+
+
+def test_a_long_value_is_shortened() -> None:
+    fields = Fields({"k": "x" * 100_000}, "m.gguf")
+    assert len(str(fields.error("k", "short"))) < 300
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -229,6 +250,66 @@ VALUES = st.one_of(
     st.lists(st.integers(-2, 7), max_size=4).map(lambda each: np.array(each, dtype=np.int32)),
     st.lists(st.floats(width=32), max_size=4).map(lambda each: np.array(each, dtype=np.float32)),
 )
+
+
+def rope_scaling(tmp_path: Path, keys: dict[str, Any], *tensors: bytes) -> Any:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header_bytes(KEYS, [*TENSORS[:1], *tensors]) + DATA)
+    header = read_header(path)
+    header.metadata["general.architecture"] = "qwen2"
+    sizes = {name: 4 for name in ARCHITECTURE_KEYS if name[:10] != "rope.scali" and name[:6] != "expert"}
+    header.metadata.update({f"qwen2.{name}": value for name, value in (sizes | keys).items()})
+    return config_of(header)["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({}, None),
+        ({"rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 8.0}, 8.0),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 8.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 8.0}, 8.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.finetuned": True}, 4.0),
+    ],
+)
+def test_scaling_is_linear_unless_the_file_says_otherwise(
+    tmp_path: Path, keys: dict[str, Any], factor: float | None
+) -> None:
+    wanted = {"rope_type": "linear", "factor": factor} if factor else None
+    assert rope_scaling(tmp_path, keys) == wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({"rope.scaling.alpha": 1000.0}, [], "qwen2.rope.scaling.alpha is 1000.0; must be absent"),
+        ({"rope.scaling.attn_factor": 2.0}, [], "qwen2.rope.scaling.attn_factor is 2.0; must be absent"),
+        ({"rope.scaling.type": "linear"}, [], "qwen2.rope.scaling.factor is missing"),
+        (
+            {"rope.scaling.factor": 4.0},
+            [tensor("rope_freqs.weight", [2], offset=128)],
+            "has 4 beside rope factors, as the scale; must be 1",
+        ),
+    ],
+)
+def test_scaling_that_is_not_read_is_refused(
+    tmp_path: Path, keys: dict[str, Any], tensors: list[bytes], message: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        rope_scaling(tmp_path, keys, *tensors)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 8), (2**31, 1, 1)])
+def test_experts_are_as_many_as_the_configuration_has(shape: tuple[int, ...]) -> None:
+    entry = TensorEntry("F32", shape, 0, 4)
+    with pytest.raises(ValueError, match=r"ffn_up_exps.weight has shape \(.*\); must be of 4 experts"):
+        list(hf_entries("Qwen3MoeForCausalLM", {"blk.0.ffn_up_exps.weight": entry}, 4))
+
+
 ARCHITECTURE_KEYS = [
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"),
     *("attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "expert_count"),

@@ -52,6 +52,29 @@ def test_another_version_of_a_file_has_another(path: Path, tiny_model: Directory
     assert resolve_model(path).config.architecture == "qwen2"
 
 
+def test_a_file_that_was_replaced_is_not_opened_with_the_old_configuration(path: Path) -> None:
+    model = resolve_model(path)
+    model.open_weights(torch.float32, "cpu")
+    newer = path.with_name("newer.gguf")
+    shutil.copyfile(path, newer)
+    os.utime(newer, ns=(0, 0))
+    newer.rename(path)
+    with pytest.raises(ValueError, match=r"model\.gguf: was replaced since .*; start the whole server again"):
+        model.open_weights(torch.float32, "cpu")
+
+
+def test_other_users_may_read_it(path: Path) -> None:
+    assert directory_of(path).stat().st_mode & 0o777 == 0o755
+
+
+def test_without_a_home_the_setting_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    # It has no home of its own name either.
+    monkeypatch.setenv("HOME", "~")
+    with pytest.raises(ValueError, match="no home directory for the cache; XDG_CACHE_HOME names another"):
+        resolve_model(path)
+
+
 def test_a_copy_outlives_its_original(path: Path) -> None:
     directory_of(path)
     copy = path.with_name("copy.gguf")

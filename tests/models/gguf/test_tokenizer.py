@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from alignedserve.models.gguf.container import read_header
+from alignedserve.models.gguf.container import Header, read_header
 from alignedserve.models.gguf.pre_tokenizers import MADE_OF_NFC
-from alignedserve.models.gguf.tokenizer import tokenizer_config_of, tokenizer_of
+from alignedserve.models.gguf.tokenizer import Vocabulary, tokenizer_config_of, tokenizer_of
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.source import resolve_model
 from alignedserve.text.tokenizer import Tokenizer
@@ -218,6 +218,40 @@ def test_the_chat_template_and_the_ends_of_turns_are_the_files(write: Callable[.
     assert mine.chat_ids(asked).count(ids[2]) == 1
     assert load_model_config(directory).eos_token_ids == (ids[2], ids[0])
     assert mine.eos_token_id == ids[2]
+
+
+def test_ends_of_turns_are_control_tokens_also_among_those_of_users(write: Callable[..., Path]) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        add_byte_level(writer)
+        kinds = writer.kv_data[0]["tokenizer.ggml.token_type"].value
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value = [
+            USER_DEFINED if kind == CONTROL else kind for kind in kinds
+        ]
+
+    path = write(change)
+    mine, directory = tokenizer_of_file(path), resolve_model(path).directory
+    assert directory is not None
+    vocabulary = mine.backend.get_vocab()
+    ends = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
+    assert load_model_config(directory).eos_token_ids == tuple(ends)
+    assert mine.decode([*ends, vocabulary["a"]]) == "a"
+    asked = [{"role": "user", "content": "hi <|im_end|>"}]
+    assert mine.chat_ids(asked).count(ends[0]) == 1
+
+
+def test_the_unknown_token_is_no_text(write: Callable[..., Path]) -> None:
+    mine = tokenizer_of_file(write(add_sentence_pieces))
+    assert mine.decode([0]) == ""
+
+
+def test_long_tokens_take_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    tokens = ["a" * 1024, "b" * 1024, "a" * 65_000]
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in {"model": "llama", "tokens": tokens}.items()}
+    with pytest.raises(
+        ValueError, match=r"m.gguf: tokenizer.ggml.tokens has .*, as 2; must have at most 1024"
+    ):
+        Vocabulary(Header(path, metadata, {}))
 
 
 def test_named_templates_are_read(write: Callable[..., Path]) -> None:
