@@ -154,7 +154,7 @@ def served(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
         serving = cluster.popen(HEAD, *command, *named, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield serving
-            (pid,) = cluster.net.hosts[HEAD].run("pgrep -f '^[^ ]*python[^ ]* -m alignedserve serve'").split()
+            pid = cluster.net.hosts[HEAD].run("pgrep -o -f '^[^ ]*python[^ ]* -m alignedserve serve'").strip()
             cluster.net.hosts[HEAD].run(f"kill {pid}")
             assert serving.wait(PATIENCE_S) == 0, cluster.log.read_text()
         finally:
