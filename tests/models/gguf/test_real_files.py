@@ -26,7 +26,7 @@ NUM_NEW = 40
 # Its words are single digits, which transformers leaves together.
 HAS_SINGLE_DIGITS = "SmolLM2"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=7)]
 
 
 @pytest.fixture(scope="module", params=[real_weights.smollm2, real_weights.gemma3])
