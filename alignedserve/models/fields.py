@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alignedserve.types import shortened
-
-MAX_SHOWN_CHARS = 200
+# The most characters of a value that a message shows from its beginning, and from its end.
+MAX_SHOWN_CHARS = 100
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -107,7 +106,10 @@ class Fields:
 
 def shown(value: Any) -> str:
     """Returns the value for a message: a file may have any, of any length."""
-    return shortened(repr(value), MAX_SHOWN_CHARS)
+    text = repr(value)
+    if len(text) <= 2 * MAX_SHOWN_CHARS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARS]} … {text[-MAX_SHOWN_CHARS:]}"
 
 
 def _is_positive(value: Any) -> bool:
