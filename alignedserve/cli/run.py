@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
+from contextlib import ExitStack
 
 import click
 
@@ -44,14 +45,11 @@ def command(
     # A download shows its progress here, and an error is one line.
     locate_model(engine.model, engine.load_format, engine.revision)
     last: deque[str] = deque(maxlen=NUM_LINES)
-    starting = own_server(options, last.append)
-    try:
-        with busy(f"Starting {model}", quiet_s=0.0):
-            url = starting.__enter__()
-    except click.ClickException:
-        click.echo("\n".join(last), err=True)
-        raise
-    try:
+    with ExitStack() as stack:
+        try:
+            with busy(f"Starting {model}", quiet_s=0.0):
+                url = stack.enter_context(own_server(options, last.append))
+        except click.ClickException:
+            click.echo("\n".join(last), err=True)
+            raise
         chat_with(url, key, None, {}, asking)
-    finally:
-        starting.__exit__(*sys.exc_info())

@@ -97,7 +97,7 @@ async def attack_kept_kv(target: Target) -> Finding:
     async def num_found(http: httpx2.AsyncClient) -> int:
         found = 0
         for number in range(NUM_CHATS):
-            # A prompt whose answer is a single token never gets to the pool.
+            # A prompt is saved to the pool only if its answer has more than one token.
             body = {"prompt": _tokens(number, CHAT_TOKENS), "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
             usage = (await http.post(COMPLETIONS, json=body)).json()["usage"]
             found += bool((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
