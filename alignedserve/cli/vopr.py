@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Seconds between two progress lines.
 _PROGRESS_S = 5.0
 
+# At most this long is a failure shrunk, so that a run that is bounded in time tells what failed.
+_SHRINK_S = 300.0
+
 
 @click.command("vopr", cls=Command)
 @click.option("--seed", type=int, help="replay this seed, step by step [default: run new seeds]")
@@ -171,7 +174,7 @@ def _shrink(history: History, path: Path) -> None:
 
     # Each run would repeat the logs of the simulated processes.
     logging.disable()
-    shrinker = Shrinker(history)
+    shrinker = Shrinker(history, max_s=_SHRINK_S)
     shortest = shrinker.shrink()
     with writing(path):
         shortest.save(path)

@@ -26,7 +26,7 @@ from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
 from alignedserve.vopr.build import make_island
 from alignedserve.vopr.clients import DirectClients
 from alignedserve.vopr.event_logs import open_in
-from alignedserve.vopr.history import Arrive, FlipBit, History
+from alignedserve.vopr.history import AnyAction, Arrive, FlipBit, History
 from alignedserve.vopr.runs.run import history_of, log_hash, run
 from alignedserve.vopr.runs.shrink import Shrinker
 from tests.scheduling import dropping
@@ -378,6 +378,27 @@ def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -
     shrinker = Shrinker(history)
     assert [action.key for action in shrinker.shrink().actions if hasattr(action, "key")] == [7]
     assert len(shrinker.history.actions) == 1
+    # The first run is needed to know the failure, and there is time for no other.
+    assert Shrinker(history, max_s=0.0).shrink() == history
+
+
+def test_an_owner_may_be_refused_from_half_of_the_queue_on() -> None:
+    plain = short(0, 20.0, **QUIET)
+    most = make_island(plain.plan)[0].config.router.max_num_queued_reqs
+    one = Arrive(
+        at_s=1.0,
+        key=RequestKey(0),
+        gateway=plain.plan.ids_of("gateway")[0],
+        family=0,
+        num_shared=0,
+        prompt_len=1,
+        output_len=1,
+        owner="a",
+    )
+    crowd: list[AnyAction] = [replace(one, key=RequestKey(n)) for n in range(most // 2 + 1)]
+    outcome = run(History(plain.plan, crowd))
+    assert outcome.failure is None
+    assert outcome.ends["owner_full"] == 1 and outcome.ends["length"] + outcome.ends["stop"] == len(crowd) - 1
 
 
 def test_what_does_not_fail_is_not_shrunk() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -20,7 +22,9 @@ def _failure(history: History) -> Failure | None:
 
 
 class Shrinker:
-    def __init__(self, history: History, fails: Fails = _failure, max_runs: int = 1000) -> None:
+    def __init__(
+        self, history: History, fails: Fails = _failure, max_runs: int = 1000, max_s: float = math.inf
+    ) -> None:
         """Raises ValueError if the history does not fail."""
         failure = fails(history)
         if failure is None:
@@ -28,16 +32,17 @@ class Shrinker:
         self._sort = failure.sort
         self._fails = fails
         self._num_left = max_runs
+        self._until_s = time.monotonic() + max_s
         self.history = history
         self.failure = failure
 
     def shrink(self) -> History:
         """Leaves out everything after the failure, and then actions in ever smaller pieces. Stops when no single action
-        can be left out, or after `max_runs` runs."""
+        can be left out, or after `max_runs` runs or `max_s` seconds."""
         early = [action for action in self.history.actions if action.at_s <= self.failure.at_s]
         self._try(early)
         num_pieces = 2
-        while self._num_left and len(self.history.actions) > 1:
+        while self._may_try and len(self.history.actions) > 1:
             actions = self.history.actions
             size = -(-len(actions) // num_pieces)
             starts = range(0, len(actions), size)
@@ -49,9 +54,13 @@ class Shrinker:
                 num_pieces = min(2 * num_pieces, len(actions))
         return self.history
 
+    @property
+    def _may_try(self) -> bool:
+        return self._num_left > 0 and time.monotonic() < self._until_s
+
     def _try(self, actions: Sequence[AnyAction]) -> bool:
         """Keeps these actions if they fail in the same way. A history without an end of its own keeps its length."""
-        if not self._num_left or len(actions) == len(self.history.actions):
+        if not self._may_try or len(actions) == len(self.history.actions):
             return False
         self._num_left -= 1
         shorter = replace(self.history, actions=list(actions))
