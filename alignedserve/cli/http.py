@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import httpx2
 
 # Seconds that a server may take for one answer.
@@ -15,7 +17,10 @@ def http_client(url: str, api_key: str | None) -> httpx2.Client:
         raise ValueError("api_key: a key must consist of printable ASCII characters without spaces")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    return httpx2.Client(base_url=_base_of(url), headers=headers, timeout=timeout)
+    base = _base_of(url)
+    # This machine is reached directly: a proxy would read prompts and keys.
+    trust_env = not _is_loopback(httpx2.URL(base).host)
+    return httpx2.Client(base_url=base, headers=headers, timeout=timeout, trust_env=trust_env)
 
 
 def refusal(answer: httpx2.Response) -> str:
@@ -48,6 +53,13 @@ def _is_absent(error: httpx2.TransportError) -> bool:
 
 def _host_of(url: httpx2.URL) -> str:
     return str(url.copy_with(path="/", query=None)).rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _base_of(url: str) -> str:

@@ -81,7 +81,8 @@ def remove(model: str) -> None:
     hub = _hub()
     repo = next((each for each in _repositories(hub) if each.repo_id == model), None)
     if hub is None or repo is None:
-        raise ValueError(f"model={model!r}: is not in the hub's cache")
+        whole = f"; with all its files it is {model.partition(':')[0]}" if ":" in model else ""
+        raise ValueError(f"model={model!r}: is not in the hub's cache{whole}")
     deletion = hub.delete_revisions(*(each.commit_hash for each in repo.revisions))
     deletion.execute()
     click.echo(f"{deletion.expected_freed_size_str} freed")

@@ -66,6 +66,7 @@ def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[s
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             start_new_session=True,
             preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
@@ -86,11 +87,13 @@ def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
     ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in output:
-            say(line.rstrip())
-            if found := _READY.search(line):
-                ready.put(found[1])
-        ready.put(None)
+        try:
+            for line in output:
+                say(line.rstrip())
+                if found := _READY.search(line):
+                    ready.put(found[1])
+        finally:
+            ready.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     url = ready.get()

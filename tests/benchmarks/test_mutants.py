@@ -32,13 +32,14 @@ def test_what_the_code_does_not_say_can_not_be_mutated(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=16)
 def test_a_mutant_is_found_and_the_code_is_whole_afterwards(tmp_path: Path) -> None:
-    """The mutant breaks every run."""
+    (mutant,) = [
+        each for each in MUTANTS if each.name == "staged KV is offered with the wrong request's blocks"
+    ]
     copy_packages(tmp_path)
-    path = tmp_path / "kvpool/block_allocator.py"
+    path = tmp_path / mutant.file
     text = path.read_text()
-    (mutant,) = [each for each in MUTANTS if each.name == "the pool needs a block too few"]
-    # In a whole system its requests are refused and come again for hours of virtual time.
-    found = hunt(replace(mutant, system="island"), tmp_path, minutes=30.0, num_jobs=1)
+    # It breaks the first seconds of this seed. Other seeds may run for minutes before.
+    found = hunt(replace(mutant, system="island"), tmp_path, minutes=30.0, num_jobs=1, first_seed=0)
     assert found.is_found and found.failure and found.command.startswith("alignedserve dev vopr --seed")
     assert path.read_text() == text and not fails(tmp_path, found.command)
     with living(mutant, tmp_path):

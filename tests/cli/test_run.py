@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants
+from alignedserve.launch.ports import free_port
 from tests.cli.forked import forked
 from tests.cli.terminal import CTRL_D, Terminal
 
@@ -80,6 +81,18 @@ def test_what_is_wrong_is_said_before_a_server_is_started(tmp_path: Path) -> Non
     ):
         done = forked("run", *words)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_it_asks_its_server_and_no_proxy(tmp_path: Path) -> None:
+    """Nothing listens at the proxy's port, and what is no key of this server is not sent."""
+    proxies = {
+        name: f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY")
+    }
+    words = ["run", "demo", "-q", "Count from 7 to 12.", "--dtype", "float32"]
+    done = forked(*words, environment=proxies | {"OPENAI_API_KEY": "not a key"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
 
 
 @pytest.mark.slow

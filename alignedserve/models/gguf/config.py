@@ -32,6 +32,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 # Keys that are read, with any type of scaling and with those that scale attention.
 _SCALING = ("type", "factor", "original_context_length", "finetuned")
 _SCALING_OF_ATTENTION = ("attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+# Values that change nothing. llama.cpp writes them into files of models without scaling.
+_NEUTRAL = {"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0}
 
 
 class Metadata:
@@ -46,7 +48,12 @@ class Metadata:
         )
 
     def has(self, key: str) -> bool:
-        return self._fields.get(self._key(key)) is not None
+        """Files may have 0 for what a model does not have."""
+        return self._fields.get(self._key(key)) is not None and not self.is_zero(key)
+
+    def is_zero(self, key: str) -> bool:
+        found = self._fields.get(self._key(key))
+        return type(found) in (int, float) and found == 0
 
     def size(self, key: str, default: int | None = None) -> int:
         return self._fields.size(self._key(key), default)
@@ -142,6 +149,10 @@ def _vocab_size(metadata: Metadata) -> int:
     entry = metadata.tensors.get(_EMBEDDING)
     if entry is None or len(entry.shape) != 2:
         raise ValueError(f"{metadata.header.path}: tensor {_EMBEDDING} is missing, or has not two dimensions")
+    if entry.dtype == "MXFP4":
+        raise ValueError(
+            f"{metadata.header.path}: tensor {_EMBEDDING} has type MXFP4, which can't be looked up"
+        )
     return entry.shape[0]
 
 
@@ -152,6 +163,8 @@ def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
     is_long = kind == "longrope" or short is not None or long is not None
     _refuse_unread(metadata, is_long or kind == "yarn")
     factor = 1.0 if kind == "none" else _scaling_factor(metadata, 1.0 if is_long else None)
+    if freqs is not None and metadata.positive("rope.scaling.attn_factor", 1.0) != 1:
+        raise metadata.error("rope.scaling.attn_factor", "1 beside rope factors")
     if factor != 1 and (is_long or freqs is not None):
         raise ValueError(
             f"{metadata.header.path}: has {factor:g} beside rope factors, as the scale; must be 1"
@@ -182,18 +195,22 @@ def _refuse_unread(metadata: Metadata, scales_attention: bool) -> None:
     read = ["rope.scale_linear", *(f"rope.scaling.{each}" for each in _SCALING)]
     if scales_attention:
         read += [f"rope.scaling.{each}" for each in _SCALING_OF_ATTENTION]
-    for key in metadata.header.metadata:
-        if key.startswith(f"{prefix}rope.scal") and key.removeprefix(prefix) not in read:
-            raise metadata.error(
-                key.removeprefix(prefix), "absent: it is not supported with this type of scaling"
-            )
+    for whole, value in metadata.header.metadata.items():
+        key = whole.removeprefix(prefix)
+        if not key.startswith("rope.scal") or key in read or _NEUTRAL.get(key, math.nan) == value:
+            continue
+        raise metadata.error(key, "absent: it is not supported with this type of scaling")
 
 
 def _scaling_factor(metadata: Metadata, default: float | None) -> float:
-    """Returns 1 if the file says nothing of scaling. Old files have the factor under another key, and no type."""
-    new, old = "rope.scaling.factor", "rope.scale_linear"
-    key = old if metadata.has(old) and not metadata.has(new) else new
-    return metadata.positive(key, default if metadata.has("rope.scaling.type") else 1.0)
+    """Returns 1 if the file says nothing of scaling, or has 0. Old files have the factor under another key, and no
+    type."""
+    keys = "rope.scaling.factor", "rope.scale_linear"
+    for key in keys:
+        if metadata.has(key):
+            return metadata.positive(key)
+    is_said = metadata.has("rope.scaling.type") and not any(map(metadata.is_zero, keys))
+    return metadata.positive(keys[0], default) if is_said else 1.0
 
 
 def _original_length(metadata: Metadata) -> int:
@@ -210,9 +227,7 @@ def _attention_factor(metadata: Metadata, by_length: float) -> dict[str, float]:
 def _window(metadata: Metadata) -> int | None:
     """The sliding window; None if there is none, which some files write as 0."""
     key = "attention.sliding_window"
-    found = metadata.header.metadata.get(f"{metadata.architecture}.{key}")
-    is_none = found is None or (type(found) is int and not found)
-    return None if is_none else metadata.size(key)
+    return metadata.size(key) if metadata.has(key) else None
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:

@@ -30,6 +30,8 @@ FIXED_BYTES = 24
 MAX_HEADER_BYTES = 1 << 28
 MAX_STRINGS = 1 << 22
 MAX_NAME_BYTES = 1 << 16
+# Keys, and tensors.
+MAX_ENTRIES = 1 << 16
 MAX_DIMENSIONS = 4
 # Factors of the rotary embedding: one for two values of a head.
 MAX_FACTORS = 4096
@@ -235,6 +237,8 @@ class _Reader:
         most = (min(self._size, MAX_HEADER_BYTES) - self._at) // least_bytes
         if count > most:
             raise self._error(f"has {count} {what}, and space for {most}: it is truncated or damaged")
+        if count > MAX_ENTRIES:
+            raise self._error(f"has {count} {what}; must be at most {MAX_ENTRIES}")
 
     def _name(self, what: str) -> str:
         name = self._text(what, MAX_NAME_BYTES)

@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from alignedserve.models.hf_config import model_config_from_dict
 
 # A new number makes all directories anew: it changes with what is written into them.
 VERSION = 2
+# What is being made has names that begin like this. After so many seconds, nobody makes it any more.
+MAKING, LEFT_S = "making-", 86400.0
 
 
 def link_name(number: int) -> str:
@@ -107,7 +111,8 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
     made = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
+        remove_left(directory.parent)
+        made = Path(tempfile.mkdtemp(dir=directory.parent, prefix=MAKING))
         for name, values in texts.items():
             _write_synced(made / name, _as_json(header, values))
         for number, path in enumerate(files):
@@ -125,6 +130,14 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def remove_left(directory: Path) -> None:
+    """Removes what processes that were killed left in the cache, a day later."""
+    for path in directory.glob(f"{MAKING}*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < time.time() - LEFT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_synced(path: Path, text: str) -> None:

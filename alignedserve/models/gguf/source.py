@@ -93,6 +93,8 @@ class GgufSource(CheckpointSource[GgufFile]):
         self._drop_read()
         self._count(stored_name)
         values = file.codes(stored_name).dequantised(self._dtype).to(self._device)
+        if not values.isfinite().all():
+            raise ValueError(f"{file.path}: {stored_name} has a value that is not finite")
         return file.in_order(stored_name, values.view(shape))
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[GgufFile, str]:

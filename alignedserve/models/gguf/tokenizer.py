@@ -19,6 +19,8 @@ from alignedserve.models.gguf.pre_tokenizers import (
 
 # The longest known have 256.
 MAX_TOKEN_BYTES = 1024
+# Letters of all merges together. Gemma's vocabulary of 262,144 needs 9 million.
+MAX_MERGED = 1 << 26
 # In place of a space.
 SPACE = "\u2581"
 _KEYS = "tokenizer.ggml."
@@ -201,7 +203,7 @@ def _sentence_pieces(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[list[str]]:
     """Each way to put a token together of two others, the highest score of the result first."""
-    ids, found = vocabulary.ids, []
+    ids, found, num_letters = vocabulary.ids, [], 0
     for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True):
         if kind != NORMAL:
             continue
@@ -209,8 +211,12 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[list[str]]:
         known = [(left, right) for left, right in pairs if right in ids]
         known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         found += [(score, left, right) for left, right in known]
-        if len(found) > MAX_STRINGS:
-            raise ValueError(f"{vocabulary.fields.where}: its tokens make more than {MAX_STRINGS} merges")
+        num_letters += len(known) * len(token)
+        if len(found) > MAX_STRINGS or num_letters > MAX_MERGED:
+            raise ValueError(
+                f"{vocabulary.fields.where}: its tokens make more than {MAX_STRINGS} merges, or ones of more than "
+                f"{MAX_MERGED} letters together"
+            )
     found.sort(key=lambda each: each[0], reverse=True)
     return [[left, right] for _, left, right in found]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +207,8 @@ def read_config(header: Header) -> None:
 
 
 def read_all(header: Header) -> None:
-    read_config(header)
+    with suppress(ValueError):
+        read_config(header)
     if has_tokenizer(header):
         read_tokenizer(header)
 
@@ -273,6 +276,11 @@ def rope_scaling(tmp_path: Path, keys: dict[str, Any], *tensors: bytes) -> Any:
         ({"rope.scaling.type": "linear", "rope.scale_linear": 8.0}, 8.0),
         ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
         ({"rope.scaling.factor": 4.0, "rope.scaling.finetuned": True}, 4.0),
+        # as llama.cpp saves models without scaling
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 8.0}, 8.0),
+        ({"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0}, None),
     ],
 )
 def test_scaling_is_linear_unless_the_file_says_otherwise(
@@ -293,6 +301,11 @@ def test_scaling_is_linear_unless_the_file_says_otherwise(
             [tensor("rope_freqs.weight", [2], offset=128)],
             "has 4 beside rope factors, as the scale; must be 1",
         ),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 2.0},
+            [tensor("rope_freqs.weight", [2], offset=128)],
+            "qwen2.rope.scaling.attn_factor is 2.0; must be 1 beside rope factors",
+        ),
     ],
 )
 def test_scaling_that_is_not_read_is_refused(
@@ -301,6 +314,30 @@ def test_scaling_that_is_not_read_is_refused(
     with pytest.raises(ValueError) as error:
         rope_scaling(tmp_path, keys, *tensors)
     assert message in str(error.value)
+
+
+def test_a_dense_model_may_say_that_it_has_no_experts(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header_bytes(KEYS, TENSORS[:1]) + DATA)
+    header = read_header(path)
+    sizes = {name: 4 for name in ARCHITECTURE_KEYS if name[:10] != "rope.scali"}
+    values = sizes | {"attention.sliding_window": 0, "expert_count": 0}
+    header.metadata["general.architecture"] = "llama"
+    header.metadata.update({f"llama.{name}": value for name, value in values.items()})
+    assert config_of(header)["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_table_that_no_kernel_looks_up_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header_bytes(KEYS, TENSORS[:1]) + DATA)
+    header = read_header(path)
+    name = "token_embd.weight"
+    header.tensors[name] = replace(header.tensors[name], dtype="MXFP4")
+    header.metadata["general.architecture"] = "qwen2"
+    sizes = {key: 4 for key in ARCHITECTURE_KEYS if key[:10] != "rope.scali" and key[:6] != "expert"}
+    header.metadata.update({f"qwen2.{key}": value for key, value in sizes.items()})
+    with pytest.raises(ValueError, match="m.gguf: tensor token_embd.weight has type MXFP4, which can't be"):
+        config_of(header)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 8), (2**31, 1, 1)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -244,14 +246,31 @@ def test_the_unknown_token_is_no_text(write: Callable[..., Path]) -> None:
     assert mine.decode([0]) == ""
 
 
-def test_long_tokens_take_little_memory(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    tokens = ["a" * 1024, "b" * 1024, "a" * 65_000]
-    metadata = {f"tokenizer.ggml.{key}": value for key, value in {"model": "llama", "tokens": tokens}.items()}
+def test_tokens_are_at_most_so_long(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"m.gguf: tokenizer.ggml.tokens has .*, as 2; must have at most 1024"
     ):
-        Vocabulary(Header(path, metadata, {}))
+        Vocabulary(vocabulary_of(tmp_path, ["a" * 1024, "b" * 1024, "a" * 65_000]))
+
+
+def test_merges_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of a long token may be a token, and there are as many merges of it."""
+    monkeypatch.setattr("alignedserve.models.gguf.tokenizer.MAX_MERGED", 1 << 20)
+    header = vocabulary_of(tmp_path, ["a" * length for length in range(1, 1025)])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 1048576 letters together"):
+            tokenizer_of(header)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # All of them have 358 million letters.
+    assert peak < 16 << 20
+
+
+def vocabulary_of(tmp_path: Path, tokens: list[str]) -> Header:
+    values = {"model": "llama", "tokens": tokens, "scores": np.zeros(len(tokens), np.float32)}
+    return Header(tmp_path / "m.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()}, {})
 
 
 def test_named_templates_are_read(write: Callable[..., Path]) -> None:
