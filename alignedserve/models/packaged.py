@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.models.gguf.directory import MAKING, cache_directory, remove_left
+from alignedserve.models.cache import MAKING, in_cache, remove_left
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def is_packaged(name: str) -> bool:
 
 def kept_at(name: str) -> Path:
     """Returns where `fetch` puts the model's file."""
-    return cache_directory().with_name("models") / Path(PACKAGED[name].path).name
+    return in_cache("models") / Path(PACKAGED[name].path).name
 
 
 def found(name: str) -> Path | None:

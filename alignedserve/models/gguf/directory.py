@@ -10,11 +10,10 @@ import json
 import os
 import shutil
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from alignedserve.models.cache import MAKING, in_cache, remove_left
 from alignedserve.models.fields import shown
 from alignedserve.models.gguf.config import config_of, generation_config_of
 from alignedserve.models.gguf.container import Header, read_header
@@ -24,8 +23,6 @@ from alignedserve.models.hf_config import model_config_from_dict
 
 # A new number makes all directories anew: it changes with what is written into them.
 VERSION = 2
-# What is being made has names that begin like this. After so many seconds, nobody makes it any more.
-MAKING, LEFT_S = "making-", 86400.0
 
 
 def link_name(number: int) -> str:
@@ -48,20 +45,10 @@ def refuse_other_version(directory: Path) -> None:
 def directory_of_file(path: Path) -> Path:
     """Returns the directory for a file, or for the first of several. Raises ValueError if they hold no model."""
     files = parts_of(path)
-    directory = cache_directory() / _key(files)
+    directory = in_cache("gguf") / _key(files)
     if not directory.is_dir():
         _write(directory, whole(read_headers(files)), files)
     return directory
-
-
-def cache_directory() -> Path:
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError as error:
-        raise ValueError(
-            "there is no home directory for the cache; XDG_CACHE_HOME names another place"
-        ) from error
-    return Path(base) / "alignedserve" / "gguf"
 
 
 def read_headers(files: list[Path]) -> list[Header]:
@@ -130,14 +117,6 @@ def _write(directory: Path, header: Header, files: list[Path]) -> None:
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
-
-
-def remove_left(directory: Path) -> None:
-    """Removes what processes that were killed left in the cache, a day later."""
-    for path in directory.glob(f"{MAKING}*"):
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < time.time() - LEFT_S:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_synced(path: Path, text: str) -> None:
