@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from alignedserve.instance.iteration_times import IterationForecast
+from alignedserve.instance.owners import IterationParts
 from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary, PrefillPlan
@@ -53,7 +54,8 @@ class PrefillSchedule:
         self.prompts = PromptTable(limits.max_num_seqs, self.blocks, lookup)
         self.stages = Stages(num_staging_blocks, self.policy, self.blocks)
         self._dedup = PrefixDedup(limits.block_size, lookup, self.policy.is_ahead)
-        self._boundary = Boundary(limits, self.blocks, self.prompts, self.stages, self._dedup)
+        parts = IterationParts(limits, estimate)
+        self._boundary = Boundary(limits, self.blocks, self.prompts, self.stages, self._dedup, parts)
 
     def plan(self, now: float) -> PrefillPlan:
         """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""

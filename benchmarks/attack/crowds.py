@@ -47,7 +47,7 @@ async def attack_many_embeddings(target: Target) -> Finding:
             call.cancel()
         await asyncio.gather(*left, return_exceptions=True)
     statuses = Counter(call.result().status_code for call in done)
-    held = statuses.keys() <= {200, 503}
+    held = statuses.keys() <= {200, 429, 503}
     detail = f"{dict(statuses)} in {time.monotonic() - begun_s:.1f} s, {len(left)} not done"
     return Finding("embeddings of 2,048 texts", held, detail)
 

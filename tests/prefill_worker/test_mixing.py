@@ -146,6 +146,23 @@ def test_prompts_of_several_owners_are_computed_in_turn(policy: str) -> None:
     assert order(schedule_of(limits=ONE, policy=policy), works, 0.0) == [0, 4, 1, 5, 2, 3]
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "aligned", "accelgen"])
+def test_iterations_are_short_while_another_owner_is_expected(policy: str) -> None:
+    """One of 54 ms takes at most five times as long as one of a token."""
+    schedule = schedule_of(policy=policy)
+
+    def counts(now: float) -> list[int]:
+        return [count for _, count in compute(schedule, now)]
+
+    schedule.prefill([owned("a", rt(400))])
+    assert counts(0.0) == [400]
+    schedule.prefill([owned("a", rt(400)), owned("b", rt(10))])
+    # The one that was in no iteration goes first, and the other one gets as much. `aligned` computes whole blocks.
+    assert counts(1.0) in ([10, 10], [10])
+    assert counts(1.1) == [32] and counts(10.9) == [32]
+    assert counts(11.1)[0] > 300, "the other one is not expected any more"
+
+
 @pytest.mark.parametrize("policy", ["aligned", "priority"])
 def test_an_owner_with_less_does_not_pass_real_time_with_best_effort(policy: str) -> None:
     works = [
