@@ -9,9 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/installed
 	$(BIN)/alignedserve generate
 
-# The whole system on this machine, with the demo model: http://127.0.0.1:8000/v1
+# The whole system on this machine: http://127.0.0.1:8000/v1; MODEL=demo for the model of tests, which needs no download
 serve: .venv/installed
-	$(BIN)/alignedserve serve
+	$(BIN)/alignedserve serve $(or $(MODEL),smollm2)
 
 # each file whole; on two cores three at a time, since live processes wait for half of their time
 TESTS := -m pytest -n $${WORKERS:-3} --dist loadfile --no-loadscope-reorder

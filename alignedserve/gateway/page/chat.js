@@ -5,14 +5,28 @@ import { Bar, byId, element, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { eventsOf } from "./stream.js";
 
-// What the demo model can do (docs/how_it_works/demo_model.md).
-const EXAMPLES = [
-  "Count from 7 to 12.",
-  'Spell the word "kettle".',
-  'Reverse the word "lamp".',
-  "List the days from Friday to Sunday.",
-  "What is 17 + 25?",
-];
+// What the small models of a first try can do, and parameters with which they do it, as in `alignedserve chat`.
+const SMALL_MODELS = new Map(Object.entries({
+  demo: {
+    abilities:
+      "The demo model has 2.9 million parameters. It counts, spells, reverses, lists days and months, adds and " +
+      "subtracts, and can do nothing else.",
+    examples: [
+      "Count from 7 to 12.",
+      'Spell the word "kettle".',
+      'Reverse the word "lamp".',
+      "List the days from Friday to Sunday.",
+      "What is 17 + 25?",
+    ],
+    parameters: { temperature: 0 },
+  },
+  smollm2: {
+    abilities:
+      "SmolLM2 has 135 million parameters. It answers simple questions, and makes up what it does not know.",
+    examples: ["Name three fruits.", "How many legs does a spider have?", "Write a haiku about the sea."],
+    parameters: { temperature: 0.2, top_p: 0.9, repetition_penalty: 1.1, max_tokens: 1024 },
+  },
+}));
 
 export class Chat {
   constructor(onUnauthorized, modelName) {
@@ -20,6 +34,7 @@ export class Chat {
     this.modelName = modelName;
     this.messages = [];
     this.stopper = null;
+    this.small = undefined;
     byId("say").addEventListener("submit", (event) => {
       event.preventDefault();
       this.say(byId("text").value.trim());
@@ -31,8 +46,6 @@ export class Chat {
     });
     byId("stop").addEventListener("click", () => this.stopper?.abort());
     byId("clear").addEventListener("click", () => this.clear());
-    const button = (text) => element("button", { type: "button", onclick: () => this.begins(text) }, text);
-    byId("examples").append(...EXAMPLES.map(button));
   }
 
   // Begins a new conversation.
@@ -44,7 +57,14 @@ export class Chat {
 
   // Called when the model's name is known.
   showModel() {
-    byId("demo").hidden = this.modelName() !== "demo";
+    const small = SMALL_MODELS.get(this.modelName());
+    if (small === this.small) return;
+    this.small = small;
+    byId("about").hidden = !small;
+    if (!small) return;
+    setText(byId("abilities"), small.abilities);
+    const button = (text) => element("button", { type: "button", onclick: () => this.begins(text) }, text);
+    byId("examples").replaceChildren(...small.examples.map(button));
   }
 
   clear() {
@@ -74,9 +94,7 @@ export class Chat {
   async hear(messages, answer) {
     const tier = byId("tier").value;
     const stream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
-    // At temperature 1 the demo model often miscounts.
-    const greedy = this.modelName() === "demo" ? { temperature: 0 } : {};
-    const body = { messages, service_tier: tier, ...greedy, ...stream };
+    const body = { messages, service_tier: tier, ...this.small?.parameters, ...stream };
     const response = await post("/v1/chat/completions", body, this.stopper.signal);
     for await (const event of eventsOf(response)) {
       if (event.error) throw new Error(event.error.message);
