@@ -60,7 +60,7 @@ export class Chat {
     const small = SMALL_MODELS.get(this.modelName());
     if (small === this.small) return;
     this.small = small;
-    byId("about").hidden = !small;
+    byId("small-model").hidden = !small;
     if (!small) return;
     setText(byId("abilities"), small.abilities);
     const button = (text) => element("button", { type: "button", onclick: () => this.begins(text) }, text);

@@ -60,8 +60,8 @@ def test_it_shows_every_process_asks_nobody_else_and_complains_of_nothing(
 
 
 def test_the_demo_model_says_what_it_can_do_and_its_examples_are_answered(page: Browser) -> None:
-    page.until(lambda: page.find("#about").is_displayed())
-    assert "It counts, spells" in page.text("#about")
+    page.until(lambda: page.find("#small-model").is_displayed())
+    assert "It counts, spells" in page.text("#small-model")
     answers = ["7, 8, 9", "k-e-t-t-l-e", "pmal", "Friday, Saturday, Sunday", "17 + 25 = 42"]
     examples = page.find_all("#examples button")
     for example, answer in zip(examples, answers, strict=True):
