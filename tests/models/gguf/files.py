@@ -67,7 +67,9 @@ def write_gguf(
     for name, tensor in tensors.items():
         kind = Quantisation[quantise or "F32"]
         is_coded = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-        if quantise and is_coded and "inp" not in name:
+        # Published files have no embedding in MXFP4 either.
+        is_left = "inp" in name or (name.startswith("token_embd") and quantise == "MXFP4")
+        if quantise and is_coded and not is_left:
             writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, tensor)
