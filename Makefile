@@ -93,7 +93,7 @@ WITHOUT_CUDA := --no-deps --retries 0 --index-url https://download.pytorch.org/w
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	@echo "Installing into .venv: some minutes, and several GB where torch is built for CUDA"
 	$(PYTHON) -m venv .venv
-	[ -e /dev/nvidiactl ] || $(BIN)/python -m pip install -q $(WITHOUT_CUDA) $(TORCH) || true
+	[ -e /proc/driver/nvidia ] || [ -e /dev/dxg ] || $(BIN)/python -m pip install -q $(WITHOUT_CUDA) $(TORCH) || true
 	$(BIN)/python -m pip install $(if $(CI),-q) -c requirements.lock -e '.[dev]'
 	touch $@
 

@@ -6,12 +6,11 @@ Only what fits is planned. If a call does not fit, the policy is wrong, and it r
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from alignedserve.instance.owners import IterationParts, in_turn
+from alignedserve.instance.owners import in_turn
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.prompt_table import PromptTable
@@ -49,29 +48,22 @@ class Boundary:
     """See `scheduling.boundary.PrefillBoundary` for the contract of each method."""
 
     def __init__(
-        self,
-        limits: InstanceLimits,
-        blocks: Blocks,
-        prompts: PromptTable,
-        stages: Stages,
-        dedup: PrefixDedup,
-        parts: IterationParts,
+        self, limits: InstanceLimits, blocks: Blocks, prompts: PromptTable, stages: Stages, dedup: PrefixDedup
     ) -> None:
         self.limits = limits
         self._blocks = blocks
         self._prompts = prompts
         self._stages = stages
         self._dedup = dedup
-        self._parts = parts
-        self.begin(-math.inf, [])
+        self._num_plans = 0
+        self.begin(-math.inf, [], 0)
 
-    def begin(self, now: float, stages: Sequence[Work]) -> None:
-        """Begins the next boundary, with a plan that stages these candidates."""
+    def begin(self, now: float, stages: Sequence[Work], num_tokens: int) -> None:
+        """Begins the next boundary, with a plan that stages these candidates and computes at most `num_tokens`."""
         self.now = now
+        self._num_plans += 1
         self.plan = PrefillPlan(stages=[*stages])
-        # The most tokens of the iteration; None: more prompts have begun since they were counted.
-        self._most_tokens: int | None = None
-        self._num_planned = 0
+        self.num_tokens_left = num_tokens
         self._planned: set[RequestKey] = set()
         # Per chunk: the tokens computed before, and the tokens to compute. For the cost model.
         self.computed: list[tuple[int, int]] = []
@@ -89,11 +81,10 @@ class Boundary:
         own = {request.key: request for request in map(_own, requests)}
         if len({request.owner for request in own.values()}) <= 1:
             return requests
-        begun = (each for each in self._prompts.started.values() if each.has_slot and each.key not in own)
-        return in_turn(own.values(), begun, attrgetter("owner", "is_rt"), self._last_of)
-
-    def _last_of(self, request: ScheduledRequest) -> int:
-        return self._parts.last(request.owner)
+        # A prompt in pieces has had a turn, so others' next ones go before its next piece. Those in pieces alternate.
+        started = self._prompts.started.values()
+        begun = (each for each in started if each.has_slot and (each.key not in own or each.last_plan))
+        return in_turn(own.values(), begun, attrgetter("owner", "is_rt"), attrgetter("last_plan"))
 
     @property
     def started(self) -> Sequence[ScheduledRequest]:
@@ -138,15 +129,6 @@ class Boundary:
         num_tokens = scheduled.num_tokens if self.is_waiting(scheduled) else num_cached
         return self._blocks.needed(num_tokens, num_cached)
 
-    @property
-    def num_tokens_left(self) -> int:
-        if self._most_tokens is None:
-            pending = Counter[str]()
-            for request in self.computing:
-                pending[request.owner] += 0 if request.is_following else request.num_pending
-            self._most_tokens = self._parts.most_tokens(pending, self.now)
-        return max(self._most_tokens - self._num_planned, 0)
-
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def admit(self, request: PrefillRequest) -> None:
@@ -158,7 +140,6 @@ class Boundary:
                 f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
             )
         self._prompts.start(scheduled)
-        self._most_tokens = None
         self._dedup.started(scheduled)
         self.plan.new_prompts.append(scheduled.work)
         if scheduled.state is PromptState.LOADING:
@@ -179,8 +160,8 @@ class Boundary:
             raise RuntimeError(
                 f"request {scheduled.key}: to compute {num_tokens} tokens{is_planned}, but at most {most}"
             )
-        self._num_planned += num_tokens
-        self._parts.planned(scheduled.owner)
+        self.num_tokens_left -= num_tokens
+        scheduled.last_plan = self._num_plans
         self._planned.add(scheduled.key)
         self.plan.chunks.append((scheduled.key, num_tokens))
         self.computed.append((scheduled.num_computed, num_tokens))

@@ -10,6 +10,8 @@ the copy is reported, even if the request was aborted.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from alignedserve.instance.prefix_dedup import PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
 from alignedserve.prefill_worker.scheduled_request import (
@@ -38,6 +40,16 @@ class PromptTable(PrefillTable):
         request = ScheduledRequest(work, num_pending, block_hashes=self._lookup.block_hashes(work))
         self._waiting[request.key] = request
         self._new.append(request)
+
+    @property
+    def num_missing(self) -> Counter[str]:
+        """The tokens that each owner's prompts still lack."""
+        missing = Counter[str]()
+        for request in self._waiting.values():
+            missing[request.owner] += request.num_tokens - request.work.num_cached
+        for request in self._started.values():
+            missing[request.owner] += request.num_pending
+        return missing
 
     def see_new(self, now: float) -> None:
         """Records when the new prompts were first seen. Call it before a plan."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from alignedserve.instance.iteration_times import IterationForecast
-from alignedserve.instance.owners import IterationParts
+from alignedserve.instance.owners import IterationLength
 from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary, PrefillPlan
@@ -54,14 +54,14 @@ class PrefillSchedule:
         self.prompts = PromptTable(limits.max_num_seqs, self.blocks, lookup)
         self.stages = Stages(num_staging_blocks, self.policy, self.blocks)
         self._dedup = PrefixDedup(limits.block_size, lookup, self.policy.is_ahead)
-        parts = IterationParts(limits, estimate)
-        self._boundary = Boundary(limits, self.blocks, self.prompts, self.stages, self._dedup, parts)
+        self._length = IterationLength(limits, estimate)
+        self._boundary = Boundary(limits, self.blocks, self.prompts, self.stages, self._dedup)
 
     def plan(self, now: float) -> PrefillPlan:
         """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""
         at = self._boundary
         self.prompts.see_new(now)
-        at.begin(now, stages=self.stages.start())
+        at.begin(now, self.stages.start(), self._length.most_tokens(self.prompts.num_missing, now))
         self._dedup.look(self.policy.in_order(self.prompts.in_state(PromptState.COMPUTING), now), now)
         self.policy.plan(at)
         if at.computed:

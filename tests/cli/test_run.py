@@ -91,7 +91,9 @@ def test_it_asks_its_server_and_no_proxy(tmp_path: Path) -> None:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY")
     }
     words = ["run", "demo", "-q", "Count from 7 to 12.", "--dtype", "float32"]
-    done = forked(*words, environment=proxies | {"OPENAI_API_KEY": "not a key"})
+    done = forked(
+        *words, environment=proxies | {"no_proxy": "", "NO_PROXY": "", "OPENAI_API_KEY": "not a key"}
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
 
 

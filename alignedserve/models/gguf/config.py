@@ -163,7 +163,7 @@ def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
     is_long = kind == "longrope" or short is not None or long is not None
     _refuse_unread(metadata, is_long or kind == "yarn")
     factor = 1.0 if kind == "none" else _scaling_factor(metadata, 1.0 if is_long else None)
-    if freqs is not None and metadata.positive("rope.scaling.attn_factor", 1.0) != 1:
+    if freqs is not None and _attention_factor(metadata, 1.0).get("attention_factor", 1.0) != 1:
         raise metadata.error("rope.scaling.attn_factor", "1 beside rope factors")
     if factor != 1 and (is_long or freqs is not None):
         raise ValueError(

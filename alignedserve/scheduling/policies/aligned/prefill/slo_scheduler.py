@@ -206,7 +206,7 @@ def _spare_of(request: PrefillRequest, now: float) -> float:
 # prompt are shorter.
 #
 # Within a class, prompts are taken in order. The first that does not fit whole gets what is left. At most one prompt of
-# a class is in pieces: while it is unfinished, it gets what is left, and no other is cut.
+# an owner and a class is in pieces: while it is unfinished, it gets what is left, and no other one of its owner is cut.
 
 
 # With a floor, the bound is at least this multiple of the time that the first block takes. A bound that a single block
@@ -253,13 +253,13 @@ class Cut:
         """Adds chunks of these requests, which are in order and of one class. Returns the request that it has cut, or
         None if it has cut none.
 
-        `begun` is the request that is in pieces already. With a floor, it takes at least one block of the first
-        request, or all tokens that are left of the budget.
+        `begun` is the request that is in pieces already. It goes before others of its owner that do not fit whole. With
+        a floor, the first request gets at least one block, or all tokens that are left of the budget.
         """
         queue = [request for request in requests if request.key not in self.chunks]
         while queue and self.num_left:
             request, count = queue[0], self._most(queue[0], bound_s, has_floor)
-            if count < request.num_pending and begun in queue:
+            if count < request.num_pending and begun in queue and begun.owner == request.owner:
                 request, count = begun, self._most(begun, bound_s, has_floor)
             if count:
                 self._take(request, count)
