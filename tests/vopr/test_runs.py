@@ -100,9 +100,9 @@ def test_what_comes_from_a_changed_block_is_in_use_until_it_is_found(monkeypatch
     assert [run(each).failure for each in many_flips(3)] == [None] * 3 and seen
 
 
-def with_windows() -> Iterator[History]:
+def with_windows(first_seed: int = 1021) -> Iterator[History]:
     """Islands of models with sliding layers, where prompts begin alike."""
-    for seed in itertools.count(1021):
+    for seed in itertools.count(first_seed):
         history = short(seed, 30.0)
         if history.plan.window and history.plan.begin_alike and history.plan.num_prefill:
             yield history
@@ -115,7 +115,7 @@ def test_columns_with_gaps_that_others_find_are_noticed(monkeypatch: pytest.Monk
         patch.setattr(
             BlockAllocator, "commit", lambda self, key, num_tokens, first_whole: commit(self, key, num_tokens)
         )
-        histories = itertools.islice(with_windows(), 20)
+        histories = itertools.islice(with_windows(1401), 20)
         noticed = next((each for each in histories if "which holds" in str(run(each).failure)), None)
     assert noticed and run(noticed).failure is None
 

@@ -197,7 +197,11 @@ def _refuse_unread(metadata: Metadata, scales_attention: bool) -> None:
         read += [f"rope.scaling.{each}" for each in _SCALING_OF_ATTENTION]
     for whole, value in metadata.header.metadata.items():
         key = whole.removeprefix(prefix)
-        if not key.startswith("rope.scal") or key in read or _NEUTRAL.get(key, math.nan) == value:
+        if (
+            not key.startswith("rope.scal")
+            or key in read
+            or (type(value) is float and _NEUTRAL.get(key) == value)
+        ):
             continue
         raise metadata.error(key, "absent: it is not supported with this type of scaling")
 
