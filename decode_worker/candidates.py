@@ -4,7 +4,7 @@ candidate batch, which runs next."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Hashable, Iterable, Iterator, Sequence, ValuesView
 from itertools import chain
 from operator import attrgetter
 
@@ -79,7 +79,8 @@ class Candidates:
         has less here goes first, as if each candidate before it ran."""
         if not self.owners_compete:
             return [*self._requests.values()]
-        return in_turn(self._requests.values(), running, attrgetter("owner"))
+        had = Counter[Hashable](each.owner for each in running)
+        return in_turn(self._requests.values(), attrgetter("owner"), had)
 
     @property
     def batch(self) -> ValuesView[ScheduledRequest]:

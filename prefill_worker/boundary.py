@@ -6,11 +6,12 @@ Only what fits is planned. If a call does not fit, the policy is wrong, and it r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from alignedserve.instance.owners import in_turn
+from alignedserve.instance.owners import RecentTokens, in_turn
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.prompt_table import PromptTable
@@ -19,6 +20,9 @@ from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.boundary import PrefillRequest
 from alignedserve.types import RequestKey
+
+# What counts together for turns.
+_OWNER = attrgetter("owner", "is_rt")
 
 
 @dataclass
@@ -55,13 +59,14 @@ class Boundary:
         self._prompts = prompts
         self._stages = stages
         self._dedup = dedup
-        self._num_plans = 0
+        # By owner and class.
+        self._recent = RecentTokens()
         self.begin(-math.inf, [], 0)
 
     def begin(self, now: float, stages: Sequence[Work], num_tokens: int) -> None:
         """Begins the next boundary, with a plan that stages these candidates and computes at most `num_tokens`."""
         self.now = now
-        self._num_plans += 1
+        self._recent.next_iteration()
         self.plan = PrefillPlan(stages=[*stages])
         self.num_tokens_left = num_tokens
         self._planned: set[RequestKey] = set()
@@ -81,10 +86,11 @@ class Boundary:
         own = {request.key: request for request in map(_own, requests)}
         if len({request.owner for request in own.values()}) <= 1:
             return requests
-        # A prompt in pieces has had a turn, so others' next ones go before its next piece. Those in pieces alternate.
-        started = self._prompts.started.values()
-        begun = (each for each in started if each.has_slot and (each.key not in own or each.last_plan))
-        return in_turn(own.values(), begun, attrgetter("owner", "is_rt"), attrgetter("last_plan"))
+        had = Counter[Hashable](self._recent.of)
+        for each in self._prompts.started.values():
+            if each.has_slot and each.key not in own:
+                had[_OWNER(each)] += each.num_pending
+        return in_turn(own.values(), _OWNER, had, attrgetter("num_pending"))
 
     @property
     def started(self) -> Sequence[ScheduledRequest]:
@@ -161,7 +167,7 @@ class Boundary:
                 f"request {scheduled.key}: to compute {num_tokens} tokens{is_planned}, but at most {most}"
             )
         self.num_tokens_left -= num_tokens
-        scheduled.last_plan = self._num_plans
+        self._recent.add(_OWNER(scheduled), num_tokens)
         self._planned.add(scheduled.key)
         self.plan.chunks.append((scheduled.key, num_tokens))
         self.computed.append((scheduled.num_computed, num_tokens))

@@ -11,6 +11,7 @@ the copy is reported, even if the request was aborted.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 from alignedserve.instance.prefix_dedup import PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
@@ -45,10 +46,9 @@ class PromptTable(PrefillTable):
     def num_missing(self) -> Counter[str]:
         """The tokens that each owner's prompts still lack."""
         missing = Counter[str]()
-        for request in self._waiting.values():
-            missing[request.owner] += request.num_tokens - request.work.num_cached
-        for request in self._started.values():
-            missing[request.owner] += request.num_pending
+        for request in chain(self._waiting.values(), self._started.values()):
+            if request.num_pending and request.state is not PromptState.ABORTED:
+                missing[request.owner] += request.num_pending
         return missing
 
     def see_new(self, now: float) -> None:

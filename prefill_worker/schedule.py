@@ -61,8 +61,11 @@ class PrefillSchedule:
         """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""
         at = self._boundary
         self.prompts.see_new(now)
-        at.begin(now, self.stages.start(), self._length.most_tokens(self.prompts.num_missing, now))
-        self._dedup.look(self.policy.in_order(self.prompts.in_state(PromptState.COMPUTING), now), now)
+        computing = self.prompts.in_state(PromptState.COMPUTING)
+        furthest = max((each.num_computed for each in computing), default=0)
+        most = self._length.most_tokens(self.prompts.num_missing, furthest, now)
+        at.begin(now, self.stages.start(), most)
+        self._dedup.look(self.policy.in_order(computing, now), now)
         self.policy.plan(at)
         if at.computed:
             self.forecast.plan(IterationLoad(at.computed))

@@ -39,8 +39,6 @@ class ScheduledRequest:
     num_blocks: int = 0
     # When it was first in a plan, in seconds on the instance's clock.
     since_s: float = math.inf
-    # The number of the last plan that computes some of it; 0: none has.
-    last_plan: int = 0
     # The hashes of its first blocks, which it may share.
     block_hashes: Sequence[bytes] = ()
     # Whether it waits for another request with the same prefix: see `instance/prefix_dedup.py`.
@@ -95,7 +93,6 @@ class ScheduledRequest:
             self.num_pending = self.num_tokens
         self.work = replace(self.work, num_cached=self.num_computed)
         self.state, self.num_blocks, self.block_hashes = PromptState.WAITING, 0, ()
-        self.last_plan = 0
 
 
 ScheduledRequests = dict[RequestKey, ScheduledRequest]

@@ -1,40 +1,57 @@
-"""Turns of the owners of API keys among requests that wait at an instance, and how long iterations are. Pure."""
+"""Turns of the owners of API keys among requests at an instance, and how long its iterations are. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.timing.estimate import Estimate
+from alignedserve.timing.estimate import Estimate, num_enough
 
 AnyRequest = TypeVar("AnyRequest")
 
 
 def in_turn(
-    waiting: Iterable[AnyRequest],
-    begun: Iterable[AnyRequest],
-    owner_of: Callable[[AnyRequest], object],
-    last_of: Callable[[AnyRequest], int] = lambda _: 0,
+    requests: Iterable[AnyRequest],
+    owner_of: Callable[[AnyRequest], Hashable],
+    had: Mapping[Hashable, float],
+    size_of: Callable[[AnyRequest], float] = lambda _: 1,
 ) -> list[AnyRequest]:
-    """Returns the waiting requests in their order, except that one of an owner that has less here goes first, as if
-    each request before it had begun. If both have as many, the one with less of `last_of` goes first. `owner_of`
-    returns what counts together."""
-    num_here = Counter(map(owner_of, begun))
+    """Returns the requests in their order, except that one of an owner that has had less goes first. An owner has had
+    each of its requests before it, too. `owner_of` returns what counts together."""
+    total = defaultdict[Hashable, float](float, had)
 
-    def place(request: AnyRequest) -> tuple[int, int]:
-        num_here[owner_of(request)] += 1
-        return num_here[owner_of(request)], last_of(request)
+    def before(request: AnyRequest) -> float:
+        owner = owner_of(request)
+        total[owner] += size_of(request)
+        return total[owner] - size_of(request)
 
-    return sorted(waiting, key=place)
+    return sorted(requests, key=before)
+
+
+# What is smaller than this share of a token was long ago: about 340 iterations.
+_FORGOTTEN = 1e-100
+
+
+class RecentTokens:
+    """The tokens that iterations have computed for each owner. With each later iteration, they count half as much: so
+    an owner has its turn soon, whatever it had long ago, and one that comes and goes has no advantage."""
+
+    def __init__(self) -> None:
+        self.of: dict[Hashable, float] = {}
+
+    def next_iteration(self) -> None:
+        self.of = {owner: recent / 2 for owner, recent in self.of.items() if recent > _FORGOTTEN}
+
+    def add(self, owner: Hashable, num_tokens: int) -> None:
+        self.of[owner] = self.of.get(owner, 0.0) + num_tokens
 
 
 # Seconds for which an owner that had prompts is expected again.
 _RECENT_S = 10.0
-# The length of an iteration where several owners are expected, in iterations of one token. A fifth of it is then its
-# fixed part, which is what short iterations cost.
-_MOST_TIMES = 5.0
+# Where several owners are expected, an iteration is long enough for this share of the pace of the longest.
+_SHARE_OF_PACE = 0.8
 
 
 class IterationLength:
@@ -46,26 +63,30 @@ class IterationLength:
         self._estimate = estimate
         self._seen_s: dict[str, float] = {}
 
-    def most_tokens(self, missing: Mapping[str, int], now: float) -> int:
-        """`missing`: the tokens that each owner's prompts here still lack."""
+    def most_tokens(self, missing: Counter[str], furthest: int, now: float) -> int:
+        """`missing`: the tokens that each owner's prompts here still lack. `furthest`: the most that one has."""
         self._seen_s |= dict.fromkeys(missing, now)
         self._seen_s = {each: at_s for each, at_s in self._seen_s.items() if now - at_s < _RECENT_S}
         if len(self._seen_s) < 2:
             return self._limits.max_num_batched_tokens
-        most = self._short
-        num_others = sum(missing.values()) - max(missing.values(), default=0)
+        most = self._short(furthest)
+        num_others = missing.total() - max(missing.values(), default=0)
         # One with little waits for the others' tokens in its own iteration, too.
         return min(most, max(2 * num_others, self._in_blocks(most // 2))) if num_others else most
 
-    @property
-    def _short(self) -> int:
-        """The most tokens of a short iteration. Each token takes about as long as another."""
-        most = self._limits.max_num_batched_tokens
-        if self._estimate is None:
-            return most
-        least_s, whole_s = (self._estimate.iteration([(0, num_tokens)], []) for num_tokens in (1, most))
-        spare_s = (_MOST_TIMES - 1) * least_s
-        return self._in_blocks(int(spare_s * most / max(whole_s - least_s, spare_s)))
+    def _short(self, furthest: int) -> int:
+        """The fewest tokens that pay."""
+        most = self._limits.max_num_batched_tokens // self._limits.block_size
+        if self._estimate is None or not most:
+            return self._limits.max_num_batched_tokens
+        seconds = self._estimate.chunk
+        before = min(furthest, self._limits.max_model_len - 1)
+        # Otherwise it would be longer with more requests, which take time outside the engine, and then have more.
+        outside_s = min(self._estimate.outside_s, seconds(before, 1))
+        size = self._limits.block_size
+        return self._in_blocks(
+            size * num_enough(most, lambda count: seconds(before, count * size) + outside_s, _SHARE_OF_PACE)
+        )
 
     def _in_blocks(self, num_tokens: int) -> int:
         block_size = self._limits.block_size

@@ -55,6 +55,10 @@ class Estimate:
         """The seconds of `CostModel.iteration`, corrected."""
         return self.corrected(self._model.iteration(chunks, lengths, num_restored))
 
+    def chunk(self, before: int, count: int) -> float:
+        """Seconds in the engine of an iteration with a single chunk of `count` tokens, after that many."""
+        return self._model.iteration([(before, count)], []) * self.pace
+
     def alone(self, num_tokens: int) -> float:
         """Seconds of an iteration with a single decode after `num_tokens` tokens."""
         model_s = self._alone_s.get(num_tokens)
@@ -140,6 +144,16 @@ class Estimate:
         if len(self._ratios) >= _LEAST:
             most = self._sorted_ratios[int((1 - _RARE) * (len(self._ratios) - 1))]
             self.overrun = min(max(most, 1.0), _MOST_OFF)
+
+
+def num_enough(most: int, seconds: Callable[[int], float], share: float) -> int:
+    """Returns the smallest number of items with which an iteration has `share` of the pace of one with `most` items.
+
+    The pace is items per second. `seconds(count)` returns the length of an iteration with `count` items. It has to grow
+    with `count`, and the time per item has to fall.
+    """
+    least_pace = share * most / seconds(most)
+    return bisect_left(range(1, most), least_pace, key=lambda count: count / seconds(count)) + 1
 
 
 def _median_low(numbers: Collection[float]) -> float:

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 
 from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.timing.estimate import num_enough
 
 # The largest share of all blocks that is kept free for the length of recent RT requests. BE can have the rest.
 MAX_HEADROOM_SHARE = 0.25
@@ -79,13 +79,3 @@ def nums_for_pace(limits: InstanceLimits, seconds: Callable[[int], float], *shar
     most = max(limits.max_num_batched_tokens // block_size, 1)
     fastest = max(range(1, most + 1), key=lambda count: count / of_blocks(count))
     return [num_enough(fastest, of_blocks, share) * block_size for share in shares]
-
-
-def num_enough(most: int, seconds: Callable[[int], float], share: float) -> int:
-    """Returns the smallest number of items with which an iteration has `share` of the pace of one with `most` items.
-
-    The pace is items per second. `seconds(count)` returns the length of an iteration with `count` items. It has to grow
-    with `count`, and the time per item has to fall.
-    """
-    least_pace = share * most / seconds(most)
-    return bisect_left(range(1, most), least_pace, key=lambda count: count / seconds(count)) + 1

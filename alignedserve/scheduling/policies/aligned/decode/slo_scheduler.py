@@ -16,8 +16,8 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TBT_S, RtDemand
-from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, BeCredit, num_enough
-from alignedserve.timing.estimate import Estimate
+from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, BeCredit
+from alignedserve.timing.estimate import Estimate, num_enough
 
 # The largest share of an iteration's allowed time that is planned. The rest is for prediction errors and for sending
 # the tokens. The share is smaller if iterations take longer than predicted (`Estimate.overrun`).

@@ -4,7 +4,7 @@ chunks, and sets how many blocks BE leaves free. Pure. See `part.py`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -33,6 +33,15 @@ MAX_STRETCH = 0.05
 # The share of the time until RT is due that it may spend in iterations with BE, if none has passed before. Halving or
 # doubling it changes less than 0.1 % in four scenarios (benchmarks.arena.sweep).
 SPARE = 0.25
+# The most places of prompts in pieces, before those of prompts that are gone are dropped.
+MOST_BEGUN = 16
+
+# An owner and whether it is RT.
+_Owner = tuple[str, bool]
+
+
+def _owner(request: PrefillRequest) -> _Owner:
+    return request.owner, request.is_rt
 
 
 class PrefillSloScheduler:
@@ -53,8 +62,8 @@ class PrefillSloScheduler:
         self._bound_s = 0.0
         self._is_rt_known = False
         self.num_headroom_blocks = 0
-        # The prompt that is in pieces, by whether it is RT.
-        self._begun: dict[bool, RequestKey] = {}
+        # The prompt of each owner and class that is in pieces.
+        self._begun: dict[_Owner, RequestKey] = {}
 
     def look(self, at: PrefillBoundary) -> None:
         """Updates the sliding windows, the credit and the headroom from all prompts. Called before each plan."""
@@ -122,6 +131,9 @@ class PrefillSloScheduler:
             chosen = max(chosen, other, key=lambda cut: cut.num_tokens(be))
             be_s = chosen.seconds - chosen.seconds_without(be)
         self._begun |= chosen.in_pieces
+        if len(self._begun) > MOST_BEGUN:
+            here = {request.key for request in chain(at.started, at.waiting)}
+            self._begun = {owner: key for owner, key in self._begun.items() if key in here}
         self._credit.spend(be_s)
         return [(request, chosen.chunks[request.key][1]) for request in chosen.requests]
 
@@ -175,10 +187,9 @@ class PrefillSloScheduler:
     ) -> None:
         if not requests:
             return
-        is_rt = requests[0].is_rt
-        begun = next((request for request in requests if request.key == self._begun.get(is_rt)), None)
+        begun = {_owner(each): each for each in requests if self._begun.get(_owner(each)) == each.key}
         if in_pieces := cut.add(requests, begun, bound_s, has_floor):
-            cut.in_pieces[is_rt] = in_pieces.key
+            cut.in_pieces[_owner(in_pieces)] = in_pieces.key
 
 
 def _spare_s(requests: Iterable[PrefillRequest], now: float) -> float:
@@ -224,8 +235,8 @@ class Cut:
     # The number of tokens computed before, and the number to compute, of each chunk.
     chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
     requests: list[PrefillRequest] = field(default_factory=list)
-    # The prompt that this leaves in pieces, by whether it is RT.
-    in_pieces: dict[bool, RequestKey] = field(default_factory=dict)
+    # The prompts that this leaves in pieces, at most one of a class.
+    in_pieces: dict[_Owner, RequestKey] = field(default_factory=dict)
     _costs: ChunkCosts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,21 +257,22 @@ class Cut:
     def add(
         self,
         requests: Sequence[PrefillRequest],
-        begun: PrefillRequest | None,
+        begun: Mapping[_Owner, PrefillRequest],
         bound_s: float,
         has_floor: bool,
     ) -> PrefillRequest | None:
         """Adds chunks of these requests, which are in order and of one class. Returns the request that it has cut, or
         None if it has cut none.
 
-        `begun` is the request that is in pieces already. It goes before others of its owner that do not fit whole. With
-        a floor, the first request gets at least one block, or all tokens that are left of the budget.
+        `begun` has each owner's request that is in pieces already. It goes before others of its owner that do not fit
+        whole. With a floor, the first request gets at least one block, or all tokens that are left of the budget.
         """
         queue = [request for request in requests if request.key not in self.chunks]
         while queue and self.num_left:
             request, count = queue[0], self._most(queue[0], bound_s, has_floor)
-            if count < request.num_pending and begun in queue and begun.owner == request.owner:
-                request, count = begun, self._most(begun, bound_s, has_floor)
+            in_pieces = begun.get(_owner(request))
+            if count < request.num_pending and in_pieces and in_pieces in queue:
+                request, count = in_pieces, self._most(in_pieces, bound_s, has_floor)
             if count:
                 self._take(request, count)
             if count < request.num_pending:
