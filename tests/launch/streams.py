@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,22 +52,27 @@ def ask_all(
     url: str,
     in_the_middle: Callable[[], object] = lambda: None,
     models: tuple[str, ...] = ("demo",),
+    questions: Sequence[str] = QUESTIONS,
     **more: Any,
 ) -> tuple[list[str], float]:
     """What all streams say, and the longest silence. `in_the_middle` of all of them something is done. Calls are for
-    these models in turn, and have `more` fields."""
-    return asyncio.run(_ask_all(url, in_the_middle, models, more))
+    these models in turn, and have `more` fields. There may be fewer `questions` than usual."""
+    return asyncio.run(_ask_all(url, in_the_middle, models, questions, more))
 
 
 async def _ask_all(
-    url: str, in_the_middle: Callable[[], object], models: tuple[str, ...], more: dict[str, Any]
+    url: str,
+    in_the_middle: Callable[[], object],
+    models: tuple[str, ...],
+    questions: Sequence[str],
+    more: dict[str, Any],
 ) -> tuple[list[str], float]:
-    started = [asyncio.Event() for _ in QUESTIONS]
+    started = [asyncio.Event() for _ in questions]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
         asking = [
             asyncio.create_task(_ask(client, models[number % len(models)], question, settings | more, event))
             for number, (question, settings, event) in enumerate(
-                zip(QUESTIONS, SETTINGS, started, strict=True)
+                zip(questions, SETTINGS[: len(questions)], started, strict=True)
             )
         ]
         await asyncio.gather(*(event.wait() for event in started))
