@@ -18,9 +18,9 @@ from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, Tool, ToolChoice, structure_of
 from alignedserve.gateway.tools.calls import arguments_of
-from alignedserve.gateway.tools.families import HarmonyFamily, family_of
+from alignedserve.gateway.tools.families import HarmonyFamily
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, types_for
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, format_of, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -316,11 +316,11 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: CallLimits, has_
         return _Tooling(variables, TextReading(NAMED, choice.function.name), forced)
     if choice == "required":
         return _Tooling(variables, TextReading(JSON), forced)
-    family = family_of(template, model.special_id)
-    free = None
+    form = format_of(template)
+    family, free = form.family(model.special_id), None
     if not has_format:
         free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
-    name = family.held_name if free and family.held_name else family.name
+    name = form.held_name if free and form.held_name else form.name
     reading = TextReading(name, types=types_for(name, tools))
     return _Tooling(variables, reading, None, free, family.has_special_marks)
 
