@@ -52,13 +52,9 @@ class JobApi(ABC, Generic[Asked]):
 
     async def create(self, http: Request, asked: Asked, owner: str, idempotency_key: str | None) -> JobRecord:
         """Returns the job of this call, or of an earlier one with its key. Raises ApiError, StoreAway and StoreFull."""
-        job_id = new_job_id(self.id_prefix)
-        if idempotency_key:
-            # The same for all calls of an owner with the same key.
-            named = msgspec.json.encode([owner, idempotency_key])
-            job_id = JobId(self.id_prefix + hashlib.sha256(named).hexdigest()[:24])
-            if earlier := await self.store.job(job_id):
-                return self._repeated(earlier, asked, idempotency_key)
+        job_id = _job_id_of(owner, idempotency_key, self.id_prefix)
+        if idempotency_key and (earlier := await self.store.job(job_id)):
+            return self._repeated(earlier, asked, idempotency_key)
         new = await self._new_job(job_id, asked, owner, self.viewer(http))
         try:
             job = await self._added(new, idempotency_key)
@@ -135,3 +131,11 @@ class JobApi(ABC, Generic[Asked]):
             raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
         stored = await repeated(self.store.job, job.id) if idempotency_key else None
         return stored or job
+
+
+def _job_id_of(owner: str, idempotency_key: str | None, prefix: str) -> JobId:
+    """Returns the id of a new job, which is the same for all calls of an owner with the same key."""
+    if not idempotency_key:
+        return new_job_id(prefix)
+    named = msgspec.json.encode([owner, idempotency_key])
+    return JobId(prefix + hashlib.sha256(named).hexdigest()[:24])
