@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.call import AnswerSpec, Call
-from alignedserve.gateway.generation.endpoint import call_of, check_body, check_structure, checked_prompts
+from alignedserve.gateway.generation.endpoint import call_of, check_body, checked_prompts
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
@@ -213,8 +213,7 @@ def chat_call(
     params = body.sampling_params()
     tooling = _tooling_of(chat, model, limits, has_format=params.structured_outputs is not None)
     structure_name = _constrain(params, body, tooling)
-    limits.check(1, params)
-    check_structure(params, structure_name, limits)
+    limits.check(1, params, structure_name)
     is_bounded = params.truncate_prompt_tokens is None
     prompt = _prompt_of(body, chat, tooling, model, is_bounded)
     prompt = params.truncated(prompt, model.max_model_len)

@@ -47,14 +47,6 @@ def check_body(body: GenerationBody, model: ServedModel, limits: CallLimits) -> 
     )
 
 
-def check_structure(params: SamplingParams, name: str, limits: CallLimits) -> None:
-    """Checks the size of the schema or grammar, which is the value of the parameter `name`. Raises ApiError."""
-    num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
-    if num_bytes > limits.max_grammar_bytes:
-        message = f"{name}: {num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed"
-        raise ApiError(400, message, param=name)
-
-
 def checked_prompts(
     body: GenerationBody,
     prompts: Sequence[list[int]],

@@ -202,23 +202,24 @@ async def _first(generation: Generation, deltas: AsyncIterator[ChoiceDelta]) -> 
 
 
 async def _events(
-    first: ChoiceDelta,
+    first: ChoiceDelta | None,
     rest: AsyncIterator[ChoiceDelta],
     generation: Generation,
     builder: ResponseBuilder,
     keep: Keep,
 ) -> AsyncIterator[bytes | memoryview]:
-    usage = generation.usage
+    usage, delta = generation.usage, first
     try:
-        async for delta in _with_first(first, rest):
+        while delta is not None:
             if delta.progress:
                 yield builder.progress(delta, usage)
-                continue
-            if opening := builder.opening(delta, usage):
-                for block in await blocks_of(opening):
+            else:
+                if opening := builder.opening(delta, usage):
+                    for block in await blocks_of(opening):
+                        yield block
+                for block in await _blocks(builder.events(delta, usage)):
                     yield block
-            for block in await _blocks(builder.events(delta, usage)):
-                yield block
+            delta = await anext(rest, None)
         await keep(builder, usage)
         for block in await blocks_of(builder.end(usage)):
             yield block
@@ -231,12 +232,6 @@ async def _blocks(events: bytes | Iterable[Piece]) -> Sequence[bytes | memoryvie
     """Returns the events to send, without empty blocks."""
     blocks = [events] if isinstance(events, bytes) else await blocks_of(events)
     return [block for block in blocks if block]
-
-
-async def _with_first(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
-    yield first
-    async for delta in rest:
-        yield delta
 
 
 class _EventStream(AnswerStream):

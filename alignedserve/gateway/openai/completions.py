@@ -16,7 +16,6 @@ from alignedserve.gateway.generation.endpoint import (
     Endpoint,
     call_of,
     check_body,
-    check_structure,
     checked_prompts,
 )
 from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, read_call, respond
@@ -294,8 +293,7 @@ def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> 
     with body.naming():
         check_body(body, model, limits)
         params = body.sampling_params()
-        limits.check(len(body.prompts), params)
-        check_structure(params, body.structure_name, limits)
+        limits.check(len(body.prompts), params, body.structure_name)
         is_bounded = params.truncate_prompt_tokens is None
         prompts = [model.prompt_ids(prompt, is_bounded=is_bounded) for prompt in body.prompts]
         prompts = [params.truncated(prompt, model.max_model_len) for prompt in prompts]

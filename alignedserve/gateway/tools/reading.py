@@ -43,6 +43,9 @@ class Format:
     # The reader's name if a grammar constrains the text, if it differs.
     held_name: str = ""
 
+    def is_shown_by(self, template: str) -> bool:
+        return all(text in template for text in self.shown)
+
     def new_reader(self, types: Types) -> Reader:
         match self.written:
             case Marks() as marks:
@@ -57,13 +60,14 @@ def _listed(name: str, shown: str, marks: Marks) -> Format:
     return Format(name, (shown,), partial(families.ListFamily, written=marks), marks)
 
 
+HARMONY_FORMAT: Final = Format(HARMONY, harmony.SHOWN, families.HarmonyFamily, HarmonyReader, "names")
 _LLAMA = Format(
     "json-in-text", ("python_tag",), families.LlamaFamily, JsonInTextReader, "names", held_name=JSON
 )
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 # Texts of later formats occur in templates of earlier ones, too.
 FORMATS: Final = (
-    Format(HARMONY, harmony.SHOWN, families.HarmonyFamily, HarmonyReader, "names"),
+    HARMONY_FORMAT,
     Format("qwen-coder", ("<function=",), keyed_families.QwenCoderFamily, QWEN_CODER, "types"),
     Format("glm", ("<arg_key>",), keyed_families.GlmFamily, GLM, "types"),
     _listed("hunyuan", "<tool_calls>", marked_readers.HUNYUAN),
@@ -85,7 +89,7 @@ _BY_NAME: Final = {each.name: each for each in FORMATS}
 def format_of(template: str) -> Format:
     """Returns the first format that a chat template for tools shows. Raises InvalidRequest if it shows none."""
     for each in FORMATS:
-        if all(text in template for text in each.shown):
+        if each.is_shown_by(template):
             return each
     raise InvalidRequest(
         "tool_choice='auto': the tool-call format of this model's chat template is unknown; "
