@@ -66,6 +66,7 @@ _NO_SUMMARIES = ": this server does not summarise conversations"
 
 
 class CountTokensBody(AnyChatBody):
+    form_name: ClassVar[str] = "output_config.format"
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,
@@ -108,10 +109,6 @@ class CountTokensBody(AnyChatBody):
     @property
     def names(self) -> Mapping[str, str]:
         return {"prompt": "messages", "stop": "stop_sequences"}
-
-    @property
-    def form_name(self) -> str:
-        return "output_config.format"
 
     @property
     def thinks(self) -> bool:

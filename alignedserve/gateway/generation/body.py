@@ -98,6 +98,9 @@ class GenerationBody(BodyFields):
         "vllm_xargs": {},
     }
 
+    # The name of the API's own parameter for the form of the output.
+    form_name: ClassVar[str] = "response_format"
+
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -210,11 +213,6 @@ class GenerationBody(BodyFields):
             json_object=wanted.json_object,
             structural_tag=wanted.structural_tag,
         )
-
-    @property
-    def form_name(self) -> str:
-        """The name of the API's own parameter for the form of the output."""
-        return "response_format"
 
 
 # SGLang's names, and the kind of structured output that each is.

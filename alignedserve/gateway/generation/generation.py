@@ -75,8 +75,7 @@ class Generation:
     def __post_init__(self) -> None:
         self.usage = TokenUsage(sum(map(len, self.prompts)))
 
-    async def start(self) -> None:
-        """Opens the requests. Raises ApiError if there is no router."""
+    async def _start(self) -> None:
         wanted = list(self._wanted())
         async with self.islands.opening(self.call.request.tier) as turn:
             num_opened = num_tokens = 0
@@ -107,12 +106,13 @@ class Generation:
 
     async def collect(self, add: Callable[[ChoiceDelta], None]) -> None:
         """Runs all choices to their end. Raises ApiError."""
-        await self.start()
         async for delta in self.deltas():
             add(delta)
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Yields deltas until all choices have ended. Raises ApiError if one of them fails."""
+        """Opens the requests, and yields deltas until all choices have ended. Raises ApiError if there is no router, or
+        if one of them fails."""
+        await self._start()
         num_unfinished = len(self._choices)
         while num_unfinished:
             index, news = await self._news.get()

@@ -185,7 +185,7 @@ async def respond(
             # The status is sent before the body, so every error that can be found before the first token is found
             # first.
             deltas = generation.deltas()
-            first = await unless_gone(http, _first(generation, deltas))
+            first = await unless_gone(http, anext(deltas))
             events = _events(first, deltas, generation, builder, keep)
             return _EventStream(events, headers, generation.close)
         await unless_gone(http, generation.collect(builder.add))
@@ -194,11 +194,6 @@ async def respond(
     except BaseException:
         generation.close()
         raise
-
-
-async def _first(generation: Generation, deltas: AsyncIterator[ChoiceDelta]) -> ChoiceDelta:
-    await generation.start()
-    return await anext(deltas)
 
 
 async def _events(
