@@ -29,7 +29,7 @@ HARMONY: Final = "harmony"
 
 
 @dataclass(frozen=True)
-class Format:
+class CallFormat:
     # The reader's name in a call.
     name: str
     # Texts by which a chat template shows the format.
@@ -56,37 +56,39 @@ class Format:
                 return make(types)
 
 
-def _listed(name: str, shown: str, marks: Marks) -> Format:
-    return Format(name, (shown,), partial(families.ListFamily, written=marks), marks)
+def _listed(name: str, shown: str, marks: Marks) -> CallFormat:
+    return CallFormat(name, (shown,), partial(families.ListFamily, written=marks), marks)
 
 
-HARMONY_FORMAT: Final = Format(HARMONY, harmony.SHOWN, families.HarmonyFamily, HarmonyReader, "names")
-_LLAMA = Format(
+HARMONY_FORMAT: Final = CallFormat(HARMONY, harmony.SHOWN, families.HarmonyFamily, HarmonyReader, "names")
+_LLAMA = CallFormat(
     "json-in-text", ("python_tag",), families.LlamaFamily, JsonInTextReader, "names", held_name=JSON
 )
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 # Texts of later formats occur in templates of earlier ones, too.
 FORMATS: Final = (
     HARMONY_FORMAT,
-    Format("qwen-coder", ("<function=",), keyed_families.QwenCoderFamily, QWEN_CODER, "types"),
-    Format("glm", ("<arg_key>",), keyed_families.GlmFamily, GLM, "types"),
+    CallFormat("qwen-coder", ("<function=",), keyed_families.QwenCoderFamily, QWEN_CODER, "types"),
+    CallFormat("glm", ("<arg_key>",), keyed_families.GlmFamily, GLM, "types"),
     _listed("hunyuan", "<tool_calls>", marked_readers.HUNYUAN),
-    Format("hermes", (HERMES_OPEN,), families.HermesFamily, marked_readers.HERMES),
-    Format("kimi", ("<|tool_calls_section_begin|>",), families.KimiFamily, marked_readers.KIMI),
-    Format("deepseek", (_DEEPSEEK_CALL, "```json"), families.DeepSeekFamily, marked_readers.DEEPSEEK),
-    Format("deepseek", (_DEEPSEEK_CALL,), families.DeepSeekV31Family, marked_readers.DEEPSEEK),
-    Format("mistral", ("[ARGS]",), families.NewerMistralFamily, marked_readers.MISTRAL),
+    CallFormat("hermes", (HERMES_OPEN,), families.HermesFamily, marked_readers.HERMES),
+    CallFormat("kimi", ("<|tool_calls_section_begin|>",), families.KimiFamily, marked_readers.KIMI),
+    CallFormat("deepseek", (_DEEPSEEK_CALL, "```json"), families.DeepSeekFamily, marked_readers.DEEPSEEK),
+    CallFormat("deepseek", (_DEEPSEEK_CALL,), families.DeepSeekV31Family, marked_readers.DEEPSEEK),
+    CallFormat("mistral", ("[ARGS]",), families.NewerMistralFamily, marked_readers.MISTRAL),
     _listed("mistral-list", "[TOOL_CALLS]", marked_readers.MISTRAL_LIST),
     _listed("granite", "<|tool_call|>", marked_readers.GRANITE),
     _listed("phi", "<|tool|>", marked_readers.PHI),
-    Format("pythonic", ("(params_name1=",), keyed_families.PythonicFamily, lambda types: PythonicReader()),
+    CallFormat(
+        "pythonic", ("(params_name1=",), keyed_families.PythonicFamily, lambda types: PythonicReader()
+    ),
     _LLAMA,
     replace(_LLAMA, shown=("ipython",)),
 )
 _BY_NAME: Final = {each.name: each for each in FORMATS}
 
 
-def format_of(template: str) -> Format:
+def format_of(template: str) -> CallFormat:
     """Returns the first format that a chat template for tools shows. Raises InvalidRequest if it shows none."""
     for each in FORMATS:
         if each.is_shown_by(template):
