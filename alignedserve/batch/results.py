@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +11,8 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import MAX_RESULT_BYTES
-from alignedserve.store import (
-    BrokenOff,
-    Contents,
-    FileId,
-    FileRecord,
-    JobRecord,
-    LineResult,
-    Store,
-    StoreAway,
-)
-from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.batch.file_writer import FileWriter
+from alignedserve.store import BrokenOff, Contents, FileId, FileRecord, JobRecord, LineResult, Store
 from alignedserve.store.records import Ending
 from alignedserve.store.retry import RETRY_S, retried
 
@@ -141,52 +130,17 @@ def _message_result(
     return {"type": "succeeded", "message": response["body"]}
 
 
-class _FileWriter:
+class _ResultFile(FileWriter):
     def __init__(self, contents: Contents, job: JobRecord, filename: str) -> None:
         # The file's content is exempt from the limits. Its results are counted until the file is complete and they are
         # deleted.
-        self._content = contents.new_file(job.owner, is_bounded=False)
-        self._owner = job.owner
-        self._expires_after_s = job.output_expires_after_s
+        super().__init__(contents.new_file(job.owner, is_bounded=False), job.owner, is_patient=True)
         self._filename = filename
-        self._buffer = bytearray()
-        self._num_bytes = 0
-        self._num_chunks = 0
+        self._kept_s = job.output_expires_after_s
 
-    async def add(self, text: bytes) -> None:
-        self._buffer += text + b"\n"
-        while len(self._buffer) >= CHUNK_BYTES:
-            await self._flush(CHUNK_BYTES)
-
-    async def close(self) -> FileRecord | None:
-        """Writes the rest. Returns None if there was no content."""
-        if self._buffer:
-            await self._flush(len(self._buffer))
-        if not self._num_bytes:
-            return None
-        await self._content.finish()
-        now, kept_s = int(time.time()), self._expires_after_s
-        return FileRecord(
-            self._content.id,
-            self._filename,
-            "batch_output",
-            self._num_bytes,
-            self._num_chunks,
-            now,
-            None if kept_s is None else now + kept_s,
-            self._owner,
-            self._content.is_apart,
-        )
-
-    async def drop(self) -> None:
-        with contextlib.suppress(StoreAway):
-            await self._content.drop()
-
-    async def _flush(self, size: int) -> None:
-        await retried(self._content.put, self._num_chunks, bytes(self._buffer[:size]))
-        self._num_chunks += 1
-        self._num_bytes += size
-        del self._buffer[:size]
+    async def closed(self) -> FileRecord | None:
+        """Returns None if there was no content."""
+        return await self.close(self._filename, "batch_output", self._kept_s) if self.num_bytes else None
 
 
 @dataclass(frozen=True)
@@ -214,8 +168,8 @@ async def write_results(store: Store, contents: Contents, job: JobRecord) -> Res
     a disk may stay full for a long time."""
     pause_s = RETRY_S
     while True:
-        output = _FileWriter(contents, job, f"{job.id}_output.jsonl")
-        errors = _FileWriter(contents, job, f"{job.id}_error.jsonl")
+        output = _ResultFile(contents, job, f"{job.id}_output.jsonl")
+        errors = _ResultFile(contents, job, f"{job.id}_error.jsonl")
         try:
             return await _written(store, job, output, errors)
         except BaseException as error:
@@ -227,14 +181,14 @@ async def write_results(store: Store, contents: Contents, job: JobRecord) -> Res
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-async def _written(store: Store, job: JobRecord, output: _FileWriter, errors: _FileWriter) -> ResultFiles:
+async def _written(store: Store, job: JobRecord, output: _ResultFile, errors: _ResultFile) -> ResultFiles:
     lines = sorted(await retried(store.lines_done, job.id))
     start = 0
     while start < len(lines):
         found = await retried(store.results, job.id, lines[start : start + _STEP])
         for result in found:
             if result is not None:
-                await (errors if result.is_error else output).add(result.text)
+                await (errors if result.is_error else output).add(result.text + b"\n")
         # A job that has ended has no results any more.
         start += len(found) or _STEP
-    return ResultFiles(await output.close(), await errors.close())
+    return ResultFiles(await output.closed(), await errors.closed())

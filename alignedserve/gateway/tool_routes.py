@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel
 
-from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint, Prepared, PreparedCall
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, respond, unless_gone
 from alignedserve.gateway.http.access import DrainState
 from alignedserve.gateway.http.description import request_body
@@ -21,7 +21,7 @@ from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
-from alignedserve.gateway.openai.embeddings.routes import EMBEDDINGS, RERANKS, SCORE, respond_with_vectors
+from alignedserve.gateway.openai.embeddings.routes import EMBEDDINGS, RERANKS, SCORE
 from alignedserve.version import __version__
 
 # ---- calls of any kind -----------------------------------------------------------------------------------------------
@@ -118,10 +118,7 @@ def tool_routes(request_builder: RequestBuilder, drain_state: DrainState) -> API
         owner, body, preparer = owner_of(http), await json_body(http), request_builder.preparer
         kind = await unless_gone(http, preparer.answer(INVOCATIONS, body, owner))
         endpoint = KINDS[msgspec.json.decode(kind.body)]
-        call = await unless_gone(http, preparer.result(endpoint, body, owner))
-        if isinstance(call, Prepared):
-            return await respond(http, call, request_builder)
-        assert isinstance(call, PreparedCall)
-        return await respond_with_vectors(http, call, request_builder)
+        call = await unless_gone(http, preparer.call(endpoint, body, owner))
+        return await respond(http, call, request_builder)
 
     return routes

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
+from alignedserve.gateway.generation.call import ChoiceDelta
 from alignedserve.gateway.generation.generation import Generation
-from alignedserve.gateway.generation.response_builder import ChoiceDelta
 from alignedserve.gateway.http.connection import HttpConnection
 from alignedserve.gateway.http.connections import MAX_BEGUN_AT_ONCE, MAX_LOST_AT_ONCE
 from alignedserve.gateway.islands.output_queue import MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE

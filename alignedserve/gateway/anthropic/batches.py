@@ -14,7 +14,6 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, MessageBatchBody, PreparedBatch
 from alignedserve.gateway.generation.responding import RequestBuilder
@@ -24,21 +23,13 @@ from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.json_pieces import AnswerStream, Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
-from alignedserve.gateway.openai.batch_jobs.files import Upload, content_of, list_response, viewer
-from alignedserve.gateway.openai.batch_jobs.routes import (
-    JOBS_AT_A_TIME,
-    IdempotencyKey,
-    add_job,
-    find_job,
-    job_id_of,
-    used_key,
-)
+from alignedserve.gateway.openai.batch_jobs.files import Upload, content_of, list_response
+from alignedserve.gateway.openai.batch_jobs.job_api import IdempotencyKey, JobApi
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
 from alignedserve.store.records import MESSAGE_BATCH
 
 _PATH = MESSAGE_BATCHES.path
-_ID = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
 # Seconds that a batch may run, and the least time that its input file is kept.
 WINDOW_S: Final = 86400
 # seconds that results are kept
@@ -46,43 +37,53 @@ KEPT_S: Final = 29 * 86400
 
 
 @dataclass(frozen=True)
-class _Batches:
-    store: Store
+class MessageBatchApi(JobApi[PreparedBatch]):
     contents: Contents
-    runner: BatchRunner
     max_file_bytes: int
 
-    async def create(self, asked: PreparedBatch, owner: str, idempotency_key: str | None) -> JobRecord:
-        """Returns the batch of this call, or of an earlier one with its key. Raises ApiError and StoreFull."""
-        job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
-        if idempotency_key and (earlier := await self.store.job(job_id)):
-            _check_repeats(earlier, asked, idempotency_key)
-            return earlier
-        async with Upload(self.store, self.contents, owner, self.max_file_bytes) as upload:
-            file = await _stored(upload, job_id, asked.body)
-        try:
-            job = await add_job(self.store, _new_job(job_id, file, asked), idempotency_key)
-        except BaseException:
-            # The file is not deleted if the batch was created after all.
-            await self._drop(file)
-            raise
-        if job.input_file_id != file.id:
-            # A concurrent call was first.
-            await self._drop(file)
-            _check_repeats(job, asked, str(idempotency_key))
-        self.runner.wake()
-        return job
+    id_prefix = MESSAGE_BATCH
+    ids = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
+    param = "message_batch_id"
 
-    async def _drop(self, file: FileRecord) -> None:
-        with suppress(StoreAway):
-            await self.contents.delete(file.id)
+    def body(self, job: JobRecord, tally: Tally) -> Json:
+        return batch_body(job, tally)
 
-    async def cancel(self, job: JobRecord) -> JobRecord:
-        job = await cancel_job(self.store, job)
+    async def body_of(self, job: JobRecord) -> Json:
+        return batch_body(job, await self.store.tally(job.id) if job.is_over else Tally())
+
+    def _is_same(self, job: JobRecord, asked: PreparedBatch) -> bool:
+        return (job.model, job.num_lines) == (asked.model, asked.num_lines)
+
+    def _check_cancelled(self, job: JobRecord) -> None:
         if job.is_over and job.status != "cancelled":
             raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
-        self.runner.cancel(job.id)
-        return job
+
+    async def _new_job(
+        self, job_id: JobId, asked: PreparedBatch, owner: str, viewer: str | None
+    ) -> JobRecord:
+        """Returns a job that is in progress, since its file was checked already."""
+        async with Upload(self.store, self.contents, owner, self.max_file_bytes) as upload:
+            file = await _stored(upload, job_id, asked.body)
+        now = int(time.time())
+        return JobRecord(
+            id=job_id,
+            endpoint=ANTHROPIC_PATH,
+            input_file_id=file.id,
+            completion_window=f"{WINDOW_S // 3600}h",
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            owner=file.owner,
+            status="in_progress",
+            in_progress_at=now,
+            model=asked.model,
+            num_lines=asked.num_lines,
+            output_expires_after_s=KEPT_S,
+        )
+
+    async def _drop(self, job: JobRecord) -> None:
+        """Deletes the file, unless the batch was created after all."""
+        with suppress(StoreAway):
+            await self.contents.delete(job.input_file_id)
 
     async def delete(self, job: JobRecord) -> None:
         if not job.is_over:
@@ -91,16 +92,6 @@ class _Batches:
             if file_id is not None:
                 await self.contents.delete(file_id)
         await self.store.delete_job(job)
-
-    async def body_of(self, job: JobRecord) -> Json:
-        return batch_body(job, await self.store.tally(job.id) if job.is_over else Tally())
-
-    async def bodies_of(self, ids: Sequence[str]) -> list[Json]:
-        bodies: list[Json] = []
-        for start in range(0, len(ids), JOBS_AT_A_TIME):
-            found = await self.store.jobs([JobId(each) for each in ids[start : start + JOBS_AT_A_TIME]])
-            bodies += [batch_body(job, tally) for job, tally in found]
-        return bodies
 
 
 def message_batch_routes(
@@ -111,11 +102,8 @@ def message_batch_routes(
     max_file_bytes: int,
     is_shared: bool = False,
 ) -> APIRouter:
-    """With `is_shared`, each API key sees the batches of all keys."""
-    routes, batches = APIRouter(), _Batches(store, contents, runner, max_file_bytes)
-
-    async def batch_of(http: Request, batch_id: str) -> JobRecord:
-        return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
+    routes = APIRouter()
+    batches = MessageBatchApi(store, runner, is_shared, contents, max_file_bytes)
 
     @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
     async def create(http: Request, answer: Response, idempotency_key: IdempotencyKey = None) -> Json:
@@ -124,7 +112,7 @@ def message_batch_routes(
         assert isinstance(asked, PreparedBatch)
         share_of(http).add(len(asked.body))
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
-        return await batches.body_of(await batches.create(asked, owner, idempotency_key))
+        return await batches.body_of(await batches.create(http, asked, owner, idempotency_key))
 
     @routes.get(_PATH)
     async def list_batches(
@@ -138,7 +126,7 @@ def message_batch_routes(
         beside = after_id if before_id is None else before_id
         last = None if beside is None else JobId(beside)
         page = await store.list_jobs(
-            viewer(http, is_shared), last, limit, "desc" if before_id is None else "asc", of_messages=True
+            batches.viewer(http), last, limit, "desc" if before_id is None else "asc", of_messages=True
         )
         if page is None:
             name = "after_id" if before_id is None else "before_id"
@@ -148,21 +136,21 @@ def message_batch_routes(
 
     @routes.get(_PATH + "/{message_batch_id}")
     async def one_batch(message_batch_id: str, http: Request) -> Json:
-        return await batches.body_of(await batch_of(http, message_batch_id))
+        return await batches.body_of(await batches.find(http, message_batch_id))
 
     @routes.post(_PATH + "/{message_batch_id}/cancel")
     async def cancel(message_batch_id: str, http: Request) -> Json:
-        return await batches.body_of(await batches.cancel(await batch_of(http, message_batch_id)))
+        return await batches.body_of(await batches.cancel(await batches.find(http, message_batch_id)))
 
     @routes.delete(_PATH + "/{message_batch_id}")
     async def delete(message_batch_id: str, http: Request) -> Json:
-        job = await batch_of(http, message_batch_id)
+        job = await batches.find(http, message_batch_id)
         await batches.delete(job)
         return {"id": job.id, "type": "message_batch_deleted"}
 
     @routes.get(_PATH + "/{message_batch_id}/results")
     async def results(message_batch_id: str, http: Request) -> Response:
-        files = await _result_files(store, await batch_of(http, message_batch_id))
+        files = await _result_files(store, await batches.find(http, message_batch_id))
         return AnswerStream(
             _joined(contents, files),
             media_type="application/x-jsonl",
@@ -181,31 +169,6 @@ async def _stored(upload: Upload, job_id: JobId, data: memoryview) -> FileRecord
     for start in range(0, len(data), CHUNK_BYTES):
         await upload.add(data[start : start + CHUNK_BYTES])
     return await upload.commit()
-
-
-def _check_repeats(job: JobRecord, asked: PreparedBatch, idempotency_key: str) -> None:
-    """Raises ApiError if the same key was used to create a different batch."""
-    if (job.model, job.num_lines) != (asked.model, asked.num_lines):
-        raise used_key(idempotency_key)
-
-
-def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord:
-    """Returns a job that is in progress, since its file was checked already."""
-    now = int(time.time())
-    return JobRecord(
-        id=job_id,
-        endpoint=ANTHROPIC_PATH,
-        input_file_id=file.id,
-        completion_window=f"{WINDOW_S // 3600}h",
-        created_at=now,
-        expires_at=now + WINDOW_S,
-        owner=file.owner,
-        status="in_progress",
-        in_progress_at=now,
-        model=asked.model,
-        num_lines=asked.num_lines,
-        output_expires_after_s=KEPT_S,
-    )
 
 
 async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.call import ServiceTier
 from alignedserve.gateway.generation.chat import AnyChatBody, Conversation, ThinkingConfig, can_be_continued
-from alignedserve.gateway.generation.service import ServiceTier
 from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
@@ -66,6 +66,7 @@ _NO_SUMMARIES = ": this server does not summarise conversations"
 
 
 class CountTokensBody(AnyChatBody):
+    form_name: ClassVar[str] = "output_config.format"
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,
@@ -110,12 +111,12 @@ class CountTokensBody(AnyChatBody):
         return {"prompt": "messages", "stop": "stop_sequences"}
 
     @property
-    def form_name(self) -> str:
-        return "output_config.format"
-
-    @property
     def thinks(self) -> bool:
         return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return super().shows_reasoning and self.thinks
 
     @property
     def tier(self) -> ServiceTier | None:

@@ -7,11 +7,11 @@ arguments are sent when the call is complete, as in Anthropic's API, unless its 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.chat import TextSpec
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.tools.calls import arguments_of
@@ -20,7 +20,6 @@ from alignedserve.gateway.tools.readers import (
     CollectedText,
     ContentPiece,
     Read,
-    Reader,
     ThoughtPiece,
 )
 
@@ -31,13 +30,24 @@ _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 Event = tuple[str, Json]
 
 
+class MessageSpec(TextSpec, frozen=True, kw_only=True):
+    # Whether calls of a tool are streamed as the model writes them, by tool name. None: as the request's header says.
+    eagerness: dict[str, bool | None]
+    # Whether the request's header asks for it.
+    is_eager: bool = False
+
+    def builder(self, answering: CallContext) -> MessageBuilder:
+        return MessageBuilder(answering, self)
+
+    def streams_eagerly(self, tool: str) -> bool:
+        asked = self.eagerness.get(tool, False)
+        return self.is_eager if asked is None else asked
+
+
 @dataclass
 class MessageBuilder(ResponseBuilder):
     answering: CallContext
-    new_reader: Callable[[], Reader]
-    shows_reasoning: bool
-    # Tools with calls that are streamed as the model writes them.
-    eager_tools: Collection[str]
+    spec: MessageSpec
     # The received parts of a message that is sent whole.
     _collected: CollectedText = field(default_factory=CollectedText)
     # The type of the open block of a stream, and the number of blocks so far.
@@ -52,7 +62,7 @@ class MessageBuilder(ResponseBuilder):
 
     def __post_init__(self) -> None:
         self.id = f"msg_{secrets.token_hex(12)}"
-        self._reader = self.new_reader()
+        self._reader = self.spec.reading.new_reader()
 
     # ---- whole ----
 
@@ -111,7 +121,7 @@ class MessageBuilder(ResponseBuilder):
         if name is not None:
             yield from self._close()
             yield from self._begin("tool_use", {"id": _new_call_id(), "name": name, "input": {}})
-            self._held = None if name in self.eager_tools else []
+            self._held = None if self.spec.streams_eagerly(name) else []
         if arguments:
             yield self._argued(arguments)
 
@@ -152,7 +162,7 @@ class MessageBuilder(ResponseBuilder):
         if delta.finish_reason is not None:
             self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
             read.add(self._reader.end(is_cut=delta.is_cut))
-        if not self.shows_reasoning:
+        if not self.spec.shows_reasoning:
             read.drop_thoughts()
         self._has_calls |= bool(read.pieces)
         return read
@@ -163,7 +173,7 @@ class MessageBuilder(ResponseBuilder):
             "type": "message",
             "role": "assistant",
             "model": self.answering.model.name,
-            "usage": _usage(usage) | {"service_tier": _TIERS[self.answering.service.name]},
+            "usage": _usage(usage) | {"service_tier": _TIERS[self.answering.tier]},
         }
 
     def _end(self) -> Json:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
-from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import CallContext, DirectAnswer, Endpoint
+from alignedserve.gateway.anthropic.message import MessageSpec
+from alignedserve.gateway.generation.call import Call
+from alignedserve.gateway.generation.chat import chat_call, count_prompt
+from alignedserve.gateway.generation.endpoint import DirectAnswer, Endpoint
 from alignedserve.gateway.generation.responding import (
     ANSWERED,
     RequestBuilder,
@@ -23,28 +25,12 @@ from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 
 
-class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
-    # Whether calls of a tool are streamed as the model writes them, by tool name. None: as the request's header says.
-    eagerness: dict[str, bool | None]
-    # Whether the request's header asks for it.
-    is_eager: bool = False
-
-    def response_builder(self, answering: CallContext) -> MessageBuilder:
-        eager = {
-            name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)
-        }
-        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
-
-
-def message(body: MessagesBody, model: ServedModel, limits: CallLimits) -> PreparedMessage:
+def message(body: MessagesBody, model: ServedModel, limits: CallLimits) -> Call[MessageSpec]:
     """Returns the call of a message. Raises ApiError and InvalidRequest."""
     with body.naming():
-        found = chat_fields(body, body.conversation(), model, limits)
-        found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
-        found["service_tier"] = body.tier
-        found["eagerness"] = body.eagerness
-        found["ignored"] += body.ignored
-        return PreparedMessage(**found)
+        spec = MessageSpec(eagerness=body.eagerness)
+        call = chat_call(body, body.conversation(), model, limits, spec)
+        return replace(call, service_tier=body.tier, ignored=[*call.ignored, *body.ignored])
 
 
 def count_tokens(body: CountTokensBody, model: ServedModel, limits: CallLimits) -> DirectAnswer:
@@ -56,7 +42,7 @@ def count_tokens(body: CountTokensBody, model: ServedModel, limits: CallLimits) 
         return DirectAnswer(memoryview(found), ignored=[*ignored, *body.ignored])
 
 
-MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
+MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, Call[MessageSpec])
 COUNT_TOKENS = Endpoint(f"{ANTHROPIC_PATH}/count_tokens", CountTokensBody, count_tokens)
 
 
@@ -74,8 +60,8 @@ def message_routes(request_builder: RequestBuilder) -> APIRouter:
     @routes.post(MESSAGES.path, responses=ANSWERED, openapi_extra=request_body(MessagesBody))
     async def messages(http: Request) -> Response:
         call = await read_call(http, MESSAGES, request_builder)
-        call = msgspec.structs.replace(call, is_eager=EAGER_STREAMING in _betas(http))
-        return await respond(http, call, request_builder)
+        spec = replace(call.spec, is_eager=EAGER_STREAMING in _betas(http))
+        return await respond(http, replace(call, spec=spec), request_builder)
 
     @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))
     async def counted(http: Request) -> Response:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.generation.call import ServiceTier
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -23,6 +23,15 @@ MAX_SESSION_CHARS = 256
 FIRST_ERROR: Any = Field(fail_fast=True)
 _STRUCTURED = "; use structured_outputs"
 _ENDS_ITSELF = ": a model ends its reasoning itself"
+
+
+class Slo(BodyFields):
+    is_ours: ClassVar[bool] = True
+
+    # Milliseconds from the request's arrival until its first token is due.
+    ttft_ms: float | None = None
+    # Milliseconds from one token until the next is due.
+    tbt_ms: float | None = None
 
 
 class StructuredOutputs(BodyFields):
@@ -89,6 +98,9 @@ class GenerationBody(BodyFields):
         "vllm_xargs": {},
     }
 
+    # The name of the API's own parameter for the form of the output.
+    form_name: ClassVar[str] = "response_format"
+
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -125,6 +137,10 @@ class GenerationBody(BodyFields):
     def will_continue(self) -> bool:
         """Whether the client has announced a next turn. Which chat it belongs to is found by its content."""
         return self.session is not None
+
+    @property
+    def reports_progress(self) -> bool:
+        return False
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -197,11 +213,6 @@ class GenerationBody(BodyFields):
             json_object=wanted.json_object,
             structural_tag=wanted.structural_tag,
         )
-
-    @property
-    def form_name(self) -> str:
-        """The name of the API's own parameter for the form of the output."""
-        return "response_format"
 
 
 # SGLang's names, and the kind of structured output that each is.

@@ -3,28 +3,24 @@ it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.generation.endpoint import (
-    Prepared,
-    check_body,
-    check_structure,
-    checked_prompts,
-    fields_of,
-)
+from alignedserve.gateway.generation.call import AnswerSpec, Call
+from alignedserve.gateway.generation.endpoint import call_of, check_body, checked_prompts
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, Tool, ToolChoice, structure_of
 from alignedserve.gateway.tools.calls import arguments_of
-from alignedserve.gateway.tools.families import HarmonyFamily, family_of
+from alignedserve.gateway.tools.families import HarmonyFamily
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, types_for
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, TextReading, format_of, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -183,10 +179,13 @@ def _with_object(call: Any) -> Any:
 # ---- its prompt and parameters ---------------------------------------------------------------------------------------
 
 
-class PreparedChat(Prepared, frozen=True, kw_only=True):
-    reading: TextReading
+class TextSpec(AnswerSpec, frozen=True, kw_only=True):
+    reading: TextReading = TextReading()
     # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
+
+
+AnyTextSpec = TypeVar("AnyTextSpec", bound=TextSpec)
 
 
 @dataclass(frozen=True)
@@ -205,33 +204,29 @@ class _Tooling:
     shows_special_tokens: bool = False
 
 
-def chat_fields(
-    body: AnyChatBody, chat: Conversation, model: ServedModel, limits: CallLimits
-) -> dict[str, Any]:
-    """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
+def chat_call(
+    body: AnyChatBody, chat: Conversation, model: ServedModel, limits: CallLimits, spec: AnyTextSpec
+) -> Call[AnyTextSpec]:
+    """Returns the call of a chat. It completes `spec` by how the text is read. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
     chat, ignored = _usable(chat, model)
     params = body.sampling_params()
     tooling = _tooling_of(chat, model, limits, has_format=params.structured_outputs is not None)
     structure_name = _constrain(params, body, tooling)
-    limits.check(1, params)
-    check_structure(params, structure_name, limits)
+    limits.check(1, params, structure_name)
     is_bounded = params.truncate_prompt_tokens is None
     prompt = _prompt_of(body, chat, tooling, model, is_bounded)
     prompt = params.truncated(prompt, model.max_model_len)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)
-    reading = msgspec.structs.replace(tooling.reading, thinking=thinking)
+    reading = replace(tooling.reading, thinking=thinking)
     if body.separate_reasoning is False:
         reading = _with_tags(reading, has_tools=bool(chat.tools))
-    found = fields_of(body, [prompt], params, structure_name, model)
-    return found | {
-        "awaits": "tool" if chat.tools else found["awaits"],
-        "brings_results": _brings_results(chat.messages),
-        "reading": reading,
-        "shows_reasoning": body.shows_reasoning,
-        "ignored": ignored,
-    }
+    spec = replace(spec, reading=reading, shows_reasoning=body.shows_reasoning)
+    call = call_of(body, [prompt], params, structure_name, model, spec)
+    awaits = "tool" if chat.tools else call.request.awaits
+    request = replace(call.request, awaits=awaits, brings_results=_brings_results(chat.messages))
+    return replace(call, request=request, ignored=ignored)
 
 
 def _brings_results(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -268,7 +263,7 @@ def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[
     These are `tools`, if the chat template has no place for them and `tool_choice` is auto. Many clients send some with
     every call."""
     is_useless = bool(chat.tools) and chat.choice == "auto" and not model.has_place_for_tools
-    return (replace(chat, tools=()), ["tools"]) if is_useless else (chat, [])
+    return (dataclasses.replace(chat, tools=()), ["tools"]) if is_useless else (chat, [])
 
 
 def _thinking_of(
@@ -280,23 +275,23 @@ def _thinking_of(
         # A grammar of optional calls includes the messages before them.
         if params.structured_outputs and params.structured_outputs is not tooling.free:
             thoughts = thoughts_before("" if tooling.forced else FINAL)
-            params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
+            params.structured_outputs = dataclasses.replace(params.structured_outputs, thoughts=thoughts)
         return None
     thinking = model.thinking_after(prompt, has_tools=bool(chat.tools))
     if thinking and not thinking.is_open and chat.begun and chat.is_continued:
         # The answer has begun: it reasons only if it has begun to.
         is_open = chat.begun.rfind(thinking.open) > chat.begun.rfind(thinking.close)
-        thinking = msgspec.structs.replace(thinking, is_open=True, is_begun=True) if is_open else None
+        thinking = replace(thinking, is_open=True, is_begun=True) if is_open else None
     if thinking and params.structured_outputs:
         thoughts = Thoughts(thinking.close, None if thinking.is_open else thinking.open)
-        params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
+        params.structured_outputs = dataclasses.replace(params.structured_outputs, thoughts=thoughts)
     return thinking
 
 
 def _with_tags(reading: TextReading, has_tools: bool) -> TextReading:
     """Returns the reading of a text that keeps its reasoning and the tags around it. Raises InvalidRequest."""
     if reading.name != HARMONY:
-        return msgspec.structs.replace(reading, thinking=None)
+        return replace(reading, thinking=None)
     if has_tools:
         raise InvalidRequest(
             "separate_reasoning=False: not with tools; this model's calls are parsed with its reasoning"
@@ -320,11 +315,11 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: CallLimits, has_
         return _Tooling(variables, TextReading(NAMED, choice.function.name), forced)
     if choice == "required":
         return _Tooling(variables, TextReading(JSON), forced)
-    family = family_of(template, model.special_id)
-    free = None
+    form = format_of(template)
+    family, free = form.family(model.special_id), None
     if not has_format:
         free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
-    name = family.held_name if free and family.held_name else family.name
+    name = form.held_name if free and form.held_name else form.name
     reading = TextReading(name, types=types_for(name, tools))
     return _Tooling(variables, reading, None, free, family.has_special_marks)
 

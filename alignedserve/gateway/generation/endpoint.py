@@ -6,112 +6,23 @@ result is bounded by the server's limits.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.generation.response_builder import ResponseBuilder, TokenUsage
-from alignedserve.gateway.generation.service import Service, ServiceTier
+from alignedserve.gateway.generation.call import Call, Spec, packed
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.http.fields import check_number, take_unknown
-from alignedserve.gateway.http.json_pieces import Piece
-from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
+from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import InvalidRequest
-
-# ---- a valid call, ready to become requests --------------------------------------------------------------------------
-
-# The type of token ids in `Prepared.prompts`: four bytes each.
-_ID: Final = "i"
-TOKEN_BYTES: Final = 4
-# token ids that are unpacked at a time, which takes a millisecond
-_STEP_IDS = 1 << 15
-
-
-@dataclass(frozen=True)
-class CallContext:
-    """What a response builder needs besides the call."""
-
-    model: ServedModel
-    service: Service
-    prompts: Sequence[list[int]]
-    # Seconds since 1970.
-    created: int
-
-
-class CallRunner(Protocol):
-    """What a call needs to run: see RequestBuilder."""
-
-    @property
-    def model(self) -> ServedModel: ...
-
-    @property
-    def islands(self) -> Islands: ...
-
-    @property
-    def embedding_pooling(self) -> str: ...
-
-    async def collect(
-        self, call: Prepared, service: Service, owner: str
-    ) -> tuple[ResponseBuilder, TokenUsage]: ...
-
-
-class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid call of any kind."""
-
-    # The token ids of each prompt, packed: lists take long to encode and decode.
-    prompts: list[bytes]
-    # The service that the call asks for.
-    service_tier: ServiceTier | None
-    ttft_ms: float | None
-    cache_salt: str
-    # Parameters of the body that were ignored: unknown ones, and those without effect on this model.
-    ignored: list[str] = []
-    # See messages.Request.
-    adapter: str = ""
-
-    async def whole(
-        self, runner: CallRunner, service: Service, owner: str
-    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
-        """Runs the call to its end. Returns its answer as JSON, and the usage. `owner` is the owner of its API key
-        (http/keys.py). Raises ApiError and InvalidRequest."""
-        raise NotImplementedError
-
-
-class Prepared(PreparedCall, frozen=True, kw_only=True):
-    """A valid call for tokens. Its grammar is not compiled yet: another process does that. Each API adds what its
-    answer shows."""
-
-    params: SamplingParams
-    # The name of the parameter that determines the form of the output.
-    structure_name: str
-    is_stream: bool
-    tbt_ms: float | None
-    # False: the client asks for data that comes with the first token, and not for the token itself.
-    gives_output: bool = True
-    # Whether the stream reports the progress of the prompt.
-    reports_progress: bool = False
-    # See messages.Request.
-    awaits: str = ""
-    brings_results: bool = False
-
-    async def whole(
-        self, runner: CallRunner, service: Service, owner: str
-    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
-        builder, usage = await runner.collect(self, service, owner)
-        return builder.whole(usage), usage.body
-
-    def response_builder(self, answering: CallContext) -> ResponseBuilder:
-        raise NotImplementedError
+from alignedserve.types import InvalidRequest, RequestKey
 
 
 class DirectAnswer(msgspec.Struct, frozen=True):
@@ -120,34 +31,6 @@ class DirectAnswer(msgspec.Struct, frozen=True):
     # JSON. It may have megabytes, and is a view of the child process's answer.
     body: memoryview
     ignored: list[str] = []
-
-
-def packed(ids: Sequence[int]) -> bytes:
-    return array(_ID, ids).tobytes()
-
-
-def ids_of(packed_ids: bytes) -> list[int]:
-    ids = array(_ID)
-    ids.frombytes(packed_ids)
-    return ids.tolist()
-
-
-def salt_of(owner: str, asked: str) -> str:
-    """Returns the salt of a call's requests. Owners do not share KV, because the time to the first token would reveal
-    whether another owner sent the same prompt."""
-    return f"{owner} {asked}" if owner else asked
-
-
-async def unpacked(packed: bytes) -> list[int]:
-    """Unpacks a prompt of a prepared call."""
-    ids: list[int] = []
-    step = TOKEN_BYTES * _STEP_IDS
-    for start in range(0, len(packed), step):
-        if start:
-            # Lets streams continue.
-            await asyncio.sleep(0)
-        ids += ids_of(packed[start : start + step])
-    return ids
 
 
 # ---- checks of every call, before and after its prompts are tokenised ------------------------------------------------
@@ -162,14 +45,6 @@ def check_body(body: GenerationBody, model: ServedModel, limits: CallLimits) -> 
         allowed_token_ids=body.allowed_token_ids,
         bad_words=body.bad_words,
     )
-
-
-def check_structure(params: SamplingParams, name: str, limits: CallLimits) -> None:
-    """Checks the size of the schema or grammar, which is the value of the parameter `name`. Raises ApiError."""
-    num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
-    if num_bytes > limits.max_grammar_bytes:
-        message = f"{name}: {num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed"
-        raise ApiError(400, message, param=name)
 
 
 def checked_prompts(
@@ -189,26 +64,35 @@ def checked_prompts(
     return limits.with_room_for_logprobs(lengths, params, body.num_kept_logprobs, model.max_model_len)
 
 
-def fields_of(
+def call_of(
     body: GenerationBody,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     structure_name: str,
     model: ServedModel,
-) -> dict[str, Any]:
-    """Returns the fields that every prepared call has."""
-    return {
-        "prompts": [packed(prompt) for prompt in prompts],
-        "params": params,
-        "structure_name": structure_name,
-        "is_stream": bool(body.stream),
-        "service_tier": body.service_tier,
-        "ttft_ms": body.slo.ttft_ms if body.slo else None,
-        "tbt_ms": body.slo.tbt_ms if body.slo else None,
-        "cache_salt": body.cache_salt or "",
-        "adapter": model.adapter_of(body.model),
-        "awaits": "user" if body.will_continue else "",
-    }
+    spec: Spec,
+) -> Call[Spec]:
+    """Returns the call for tokens of these prompts."""
+    return Call(
+        request=Request(
+            key=RequestKey(0),
+            prompt=[],
+            params=params,
+            seed=0,
+            arrival_s=0.0,
+            cache_salt=body.cache_salt or "",
+            reports_progress=body.reports_progress,
+            adapter=model.adapter_of(body.model),
+            awaits="user" if body.will_continue else "",
+        ),
+        prompts=[packed(prompt) for prompt in prompts],
+        spec=spec,
+        service_tier=body.service_tier,
+        ttft_ms=body.slo.ttft_ms if body.slo else None,
+        tbt_ms=body.slo.tbt_ms if body.slo else None,
+        structure_name=structure_name,
+        is_stream=bool(body.stream),
+    )
 
 
 # ---- from a body to a call -------------------------------------------------------------------------------------------
@@ -216,7 +100,7 @@ def fields_of(
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
-Result = PreparedCall | DirectAnswer
+Result = Call[Any] | DirectAnswer
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -265,7 +149,7 @@ class Endpoint:
     # Makes the call of a valid body, with the model and the limits. Raises ApiError and InvalidRequest.
     make: Callable[..., Result]
     # The type that `make` returns.
-    made: type[PreparedCall] | type[DirectAnswer] = DirectAnswer
+    made: type[Call[Any]] | type[DirectAnswer] = DirectAnswer
     # Whether a batch job may have calls of this endpoint as its lines.
     in_batches: bool = False
     # Whether a call may continue a conversation. `make` then takes a Beside, too.

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
-from alignedserve.gateway.generation.endpoint import Prepared, salt_of
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.generation.call import Call, ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.output_queue import News
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.process.logs import request_id
-from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
+from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected
 from alignedserve.sampling_params import MAX_SEED, SamplingParams, child_seed
 from alignedserve.text.stop import StopStrings
 from alignedserve.text.tokenizer import Tokenizer
@@ -63,14 +59,12 @@ class _OpenChoice:
 
 @dataclass(eq=False)
 class Generation:
-    call: Prepared
+    # With its service (service.py).
+    call: Call[Any]
     islands: Islands
     model: ServedModel
     # The call's prompts, unpacked.
     prompts: Sequence[list[int]]
-    service: Service
-    # The owner of the call's API key (http/keys.py).
-    owner: str
     # The predicted length of each prompt's answers.
     predictions: Sequence[Prediction | None]
     # Gives each prompt a seed if the call has none.
@@ -81,13 +75,12 @@ class Generation:
     def __post_init__(self) -> None:
         self.usage = TokenUsage(sum(map(len, self.prompts)))
 
-    async def start(self) -> None:
-        """Opens the requests. Raises ApiError if there is no router."""
+    async def _start(self) -> None:
         wanted = list(self._wanted())
-        async with self.islands.opening(self.service.tier) as turn:
+        async with self.islands.opening(self.call.request.tier) as turn:
             num_opened = num_tokens = 0
             # The first choices of a real-time call do not wait for a turn.
-            is_next_turn = self.service.tier != "rt"
+            is_next_turn = self.call.request.tier != "rt"
             for each in wanted:
                 if is_next_turn:
                     await turn()
@@ -97,7 +90,7 @@ class Generation:
                 is_next_turn = num_opened >= NUM_AT_ONCE or num_tokens > NUM_TOKENS_AT_ONCE
 
     def _wanted(self) -> Iterator[tuple[list[int], SamplingParams, int, Prediction | None]]:
-        params = self.call.params
+        params = self.call.request.params
         first = replace(params, n=1)
         # The prompt's log-probabilities are computed once and come with its first choice. They need the whole prompt
         # computed, and further choices can reuse its KV. In a stream, another choice may begin before the first one.
@@ -113,12 +106,13 @@ class Generation:
 
     async def collect(self, add: Callable[[ChoiceDelta], None]) -> None:
         """Runs all choices to their end. Raises ApiError."""
-        await self.start()
         async for delta in self.deltas():
             add(delta)
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Yields deltas until all choices have ended. Raises ApiError if one of them fails."""
+        """Opens the requests, and yields deltas until all choices have ended. Raises ApiError if there is no router, or
+        if one of them fails."""
+        await self._start()
         num_unfinished = len(self._choices)
         while num_unfinished:
             index, news = await self._news.get()
@@ -130,30 +124,7 @@ class Generation:
     def _open(
         self, prompt: list[int], params: SamplingParams, seed: int, prediction: Prediction | None
     ) -> None:
-        index, call = len(self._choices), self.call
-        request = Request(
-            key=new_key(),
-            prompt=prompt,
-            params=params,
-            seed=seed,
-            arrival_s=time.monotonic(),
-            ttft_s=self.service.ttft_s,
-            tbt_s=self.service.tbt_s,
-            tier=self.service.tier,
-            deadline_s=self.service.deadline_s,
-            request_id=request_id.get() or "",
-            slo_defaults=list(self.service.slo_defaults),
-            cache_salt=salt_of(self.owner, call.cache_salt),
-            reports_progress=call.reports_progress,
-            hurries="tbt_s" in self.service.slo_defaults,
-            is_pressed=self.service.is_pressed,
-            adapter=call.adapter,
-            # Lines of jobs have a deadline.
-            has_next_turn=self.service.deadline_s is None,
-            owner=self.owner,
-            awaits=call.awaits,
-            brings_results=call.brings_results,
-        )
+        index, request = len(self._choices), self.call.new_request(prompt, params, seed)
         self._choices.append(_OpenChoice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
@@ -183,7 +154,7 @@ class Generation:
     def _take(self, index: int, choice: _OpenChoice, news: NewTokens) -> ChoiceDelta:
         texts: list[str] = []
         taken, reason = 0, news.finish_reason
-        if index % self.call.params.n == 0:
+        if index % self.call.request.params.n == 0:
             # A prompt counts once, whatever the number of its choices.
             self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
@@ -219,7 +190,3 @@ def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
     if rejected.reason == "adapter":
         return ApiError(404, rejected.message, param="model", code="model_not_found")
     return unavailable(rejected.message)
-
-
-def new_key() -> RequestKey:
-    return RequestKey(1 + secrets.randbelow(2**63 - 1))

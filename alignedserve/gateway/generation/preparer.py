@@ -16,15 +16,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
+from alignedserve.gateway.generation.call import Call
 from alignedserve.gateway.generation.endpoint import (
     ConversationNeeded,
     DirectAnswer,
     Endpoint,
     Expands,
-    Prepared,
     Result,
 )
 from alignedserve.gateway.generation.prepare_process import (
@@ -177,11 +178,11 @@ class Preparer:
         body: Sequence[bytes],
         owner: str,
         earlier: Sequence[Piece] | None = None,
-    ) -> Prepared:
-        """Returns a call for tokens. `body` is in pieces, as is `earlier`, what it continues and refers to as JSON.
+    ) -> Call[Any]:
+        """Returns a call. `body` is in pieces, as is `earlier`, what it continues and refers to as JSON.
         Owners of API keys (http/keys.py) take turns. Raises ApiError, which may be ConversationNeeded."""
         found = await self.result(endpoint, body, owner, earlier)
-        assert isinstance(found, Prepared)
+        assert isinstance(found, Call)
         return found
 
     async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> DirectAnswer:

@@ -15,18 +15,18 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.batch.results import LineAnswer
-from alignedserve.gateway.generation.endpoint import (
+from alignedserve.gateway.generation.call import (
+    Call,
     CallContext,
-    Endpoint,
-    Endpoints,
-    Prepared,
-    PreparedCall,
+    ChoiceDelta,
+    ResponseBuilder,
+    TokenUsage,
     unpacked,
 )
+from alignedserve.gateway.generation.endpoint import Endpoint, Endpoints
 from alignedserve.gateway.generation.generation import Generation
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
-from alignedserve.gateway.generation.service import Service, Slo, service_of
+from alignedserve.gateway.generation.service import best_effort, served
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.access import add_choices
 from alignedserve.gateway.http.errors import ApiError, invalid, unavailable
@@ -64,21 +64,20 @@ class RequestBuilder:
     # How embeddings are made: one of POOLINGS.
     embedding_pooling: str = POOLINGS[0]
 
-    async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
-        """Returns a generation that is not started. `owner` is the owner of the call's API key (http/keys.py)."""
-        await self._compile(call.params, call.structure_name, owner)
+    async def build(self, call: Call[Any]) -> tuple[Generation, ResponseBuilder]:
+        """Returns a generation that is not started. The call has its service (service.py)."""
+        request = call.request
+        await self._compile(call.request.params, call.structure_name, request.owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
-        predictions = await self.lengths.predict(prompts, call.params, service.tier, owner)
-        model = self.model.answering_as(call.adapter)
-        generation = Generation(call, self.islands, model, prompts, service, owner, predictions, self.seeds)
-        answering = CallContext(model, service, prompts, int(time.time()))
-        return generation, call.response_builder(answering)
+        predictions = await self.lengths.predict(prompts, call.request.params, request.tier, request.owner)
+        model = self.model.answering_as(request.adapter)
+        generation = Generation(call, self.islands, model, prompts, predictions, self.seeds)
+        answering = CallContext(model, str(call.service_tier), prompts, int(time.time()))
+        return generation, call.spec.builder(answering)
 
-    async def collect(
-        self, call: Prepared, service: Service, owner: str
-    ) -> tuple[ResponseBuilder, TokenUsage]:
+    async def collect(self, call: Call[Any]) -> tuple[ResponseBuilder, TokenUsage]:
         """Runs the call to its end. Returns the builder with all deltas, and the usage."""
-        generation, builder = await self.build(call, service, owner)
+        generation, builder = await self.build(call)
         try:
             await generation.collect(builder.add)
         finally:
@@ -116,24 +115,26 @@ class LineAnswers:
     ) -> LineAnswer:
         """Returns the answer to a line. `body` is a JSON object. The job belongs to `owner`, and expires at
         `expires_at`, in seconds since 1970."""
-        deadline_s = time.monotonic() + expires_at - time.time()
-        service = Service("flex", "be", deadline_s=deadline_s, is_pressed=is_pressed)
         try:
-            return await self._answer(endpoint, body, service, owner)
+            return await self._answer(endpoint, body, expires_at, owner, is_pressed)
         except InvalidRequest as error:
             failure = invalid(error)
         except ApiError as error:
             failure = error
         return LineAnswer(failure.status, failure.body_for(endpoint))
 
-    async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
+    async def _answer(
+        self, endpoint: str, body: bytes, expires_at: float, owner: str, is_pressed: bool
+    ) -> LineAnswer:
+        deadline_s = time.monotonic() + expires_at - time.time()
         preparer = self._request_builder.preparer
         call = await preparer.result(self._endpoints[endpoint], [body], owner, is_best_effort=True)
-        assert isinstance(call, PreparedCall)
-        if isinstance(call, Prepared) and call.is_stream:
+        assert isinstance(call, Call)
+        if call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         self._request_builder.ignored_parameters.note(call.ignored)
-        pieces, usage = await call.whole(self._request_builder, service, owner)
+        call = best_effort(call, owner, deadline_s, is_pressed)
+        pieces, usage = await call.spec.whole(call, self._request_builder)
         blocks = await blocks_of(pieces)
         return LineAnswer(200, msgspec.Raw(b"".join(blocks)), usage)
 
@@ -154,7 +155,7 @@ async def _keep_nothing(builder: ResponseBuilder, usage: TokenUsage) -> None:
     pass
 
 
-async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Prepared:
+async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Call[Any]:
     """Reads the body and returns its call. Raises ApiError."""
     preparing = request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
     return await unless_gone(http, preparing)
@@ -169,21 +170,22 @@ async def answer_directly(http: Request, endpoint: Endpoint, request_builder: Re
 
 
 async def respond(
-    http: Request, call: Prepared, request_builder: RequestBuilder, keep: Keep = _keep_nothing
+    http: Request, call: Call[Any], request_builder: RequestBuilder, keep: Keep = _keep_nothing
 ) -> Response:
     """Runs the call and sends its answer. Raises ApiError and InvalidRequest."""
-    owner = owner_of(http)
-    slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
-    service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
+    call = served(call, http.headers, request_builder.slo, owner_of(http))
     headers = request_builder.ignored_parameters.note(call.ignored)
-    add_choices(http, len(call.prompts) * call.params.n)
-    generation, builder = await unless_gone(http, request_builder.build(call, service, owner))
+    add_choices(http, len(call.prompts) * call.request.params.n)
+    if call.request.is_embedding:
+        pieces, _ = await unless_gone(http, call.spec.whole(call, request_builder))
+        return await json_response(pieces, headers)
+    generation, builder = await unless_gone(http, request_builder.build(call))
     try:
         if call.is_stream:
             # The status is sent before the body, so every error that can be found before the first token is found
             # first.
             deltas = generation.deltas()
-            first = await unless_gone(http, _first(generation, deltas))
+            first = await unless_gone(http, anext(deltas))
             events = _events(first, deltas, generation, builder, keep)
             return _EventStream(events, headers, generation.close)
         await unless_gone(http, generation.collect(builder.add))
@@ -194,29 +196,25 @@ async def respond(
         raise
 
 
-async def _first(generation: Generation, deltas: AsyncIterator[ChoiceDelta]) -> ChoiceDelta:
-    await generation.start()
-    return await anext(deltas)
-
-
 async def _events(
-    first: ChoiceDelta,
+    first: ChoiceDelta | None,
     rest: AsyncIterator[ChoiceDelta],
     generation: Generation,
     builder: ResponseBuilder,
     keep: Keep,
 ) -> AsyncIterator[bytes | memoryview]:
-    usage = generation.usage
+    usage, delta = generation.usage, first
     try:
-        async for delta in _with_first(first, rest):
+        while delta is not None:
             if delta.progress:
                 yield builder.progress(delta, usage)
-                continue
-            if opening := builder.opening(delta, usage):
-                for block in await blocks_of(opening):
+            else:
+                if opening := builder.opening(delta, usage):
+                    for block in await blocks_of(opening):
+                        yield block
+                for block in await _blocks(builder.events(delta, usage)):
                     yield block
-            for block in await _blocks(builder.events(delta, usage)):
-                yield block
+            delta = await anext(rest, None)
         await keep(builder, usage)
         for block in await blocks_of(builder.end(usage)):
             yield block
@@ -229,12 +227,6 @@ async def _blocks(events: bytes | Iterable[Piece]) -> Sequence[bytes | memoryvie
     """Returns the events to send, without empty blocks."""
     blocks = [events] if isinstance(events, bytes) else await blocks_of(events)
     return [block for block in blocks if block]
-
-
-async def _with_first(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
-    yield first
-    async for delta in rest:
-        yield delta
 
 
 class _EventStream(AnswerStream):

@@ -121,8 +121,9 @@ class CallLimits:
             max_bytes_apart_of_owner=_of_owner(self.max_files_at_bytes_per_key, num_apart, num_owners),
         )
 
-    def check(self, num_prompts: int, params: SamplingParams) -> None:
-        """Checks a call. Raises InvalidRequest that names the limit."""
+    def check(self, num_prompts: int, params: SamplingParams, structure_name: str) -> None:
+        """Checks a call, with the schema or grammar in the parameter `structure_name`. Raises InvalidRequest that names
+        the limit."""
         if num_prompts > self.max_choices:
             raise InvalidRequest(f"prompt: {num_prompts} prompts; at most {self.max_choices} are allowed")
         if num_prompts * params.n > self.max_choices:
@@ -138,6 +139,11 @@ class CallLimits:
             raise InvalidRequest(f"stop: {len(strings)} strings; at most {self.max_stop_strings} are allowed")
         self._check_chars("stop", strings)
         self._check_chars("bad_words", params.bad_words or ())
+        num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
+        if num_bytes > self.max_grammar_bytes:
+            raise InvalidRequest(
+                f"{structure_name}: {num_bytes} bytes; at most {self.max_grammar_bytes} are allowed"
+            )
 
     def _check_chars(self, name: str, strings: Sequence[str]) -> None:
         longest = max(map(len, strings), default=0)

@@ -16,8 +16,8 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import name_of
 from alignedserve.engine.request import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.tools.harmony import is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
+from alignedserve.gateway.tools.reading import HARMONY_FORMAT
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.sampling_params import SamplingParams
@@ -208,7 +208,7 @@ class ServedModel:
         """Whether the model answers chats in the harmony format (tools/harmony.py). Raises ApiError."""
         tokenizer = self._need_tokenizer("messages")
         try:
-            return is_harmony(tokenizer.chat_template(has_tools))
+            return HARMONY_FORMAT.is_shown_by(tokenizer.chat_template(has_tools))
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from error
 
@@ -291,7 +291,7 @@ def _fitting(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mappi
 
     Templates may lack two roles: `developer`, OpenAI's newer name of `system`, and `tool`, a call's result, which then
     becomes a user message."""
-    if is_harmony(template):
+    if HARMONY_FORMAT.is_shown_by(template):
         messages = turns_of(messages)
     roles = {"developer": "system", "tool": "user"}
     unknown = {role: known for role, known in roles.items() if role not in template}

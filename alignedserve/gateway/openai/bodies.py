@@ -277,10 +277,10 @@ class ChatBody(ChoicesBody, AnyChatBody, ReasoningFields):
 
     @property
     def num_kept_logprobs(self) -> int | None:
-        return None if self.stream else self._num_logprobs
+        return None if self.stream else self.num_logprobs
 
     @property
-    def _num_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
     def conversation(self) -> Conversation:
@@ -298,4 +298,4 @@ class ChatBody(ChoicesBody, AnyChatBody, ReasoningFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest(f"top_logprobs={self.top_logprobs}: only allowed with logprobs=true")
         newer = self.max_completion_tokens
-        return self._choices_params(self.max_tokens if newer is None else newer, self._num_logprobs)
+        return self._choices_params(self.max_tokens if newer is None else newer, self.num_logprobs)

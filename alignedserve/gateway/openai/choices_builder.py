@@ -11,11 +11,10 @@ from typing import ClassVar
 
 import msgspec
 
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.chat import TextSpec
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
-from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.token_logprobs import TextOf, prompt_positions
 from alignedserve.gateway.tools.readers import CollectedText
 
@@ -36,6 +35,10 @@ class Shown(msgspec.Struct, frozen=True):
     token_ids: bool = False
     # Whether log-probabilities name tokens by their ids (vLLM).
     tokens_as_ids: bool = False
+
+
+class ChoicesSpec(TextSpec, frozen=True, kw_only=True):
+    shown: Shown = Shown()
 
 
 @dataclass
@@ -63,7 +66,7 @@ class CollectedChoice:
 @dataclass
 class ChoicesBuilder(ResponseBuilder):
     answering: CallContext
-    shown: Shown = field(default_factory=Shown)
+    spec: ChoicesSpec
     # The number of characters of each choice so far.
     _lengths: dict[int, int] = field(default_factory=dict)
     _choices: dict[int, CollectedChoice] = field(default_factory=dict)
@@ -74,18 +77,8 @@ class ChoicesBuilder(ResponseBuilder):
 
     def __post_init__(self) -> None:
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
-
-    @property
-    def model(self) -> ServedModel:
-        return self.answering.model
-
-    @property
-    def prompts(self) -> Sequence[list[int]]:
-        return self.answering.prompts
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.shown.num_logprobs
+        self.model, self.prompts = self.answering.model, self.answering.prompts
+        self.shown, self.num_logprobs = self.spec.shown, self.spec.shown.num_logprobs
 
     @property
     def text_of(self) -> TextOf:
@@ -224,7 +217,7 @@ class ChoicesBuilder(ResponseBuilder):
             "created": self.answering.created,
             "model": self.model.name,
             "system_fingerprint": self.model.system_fingerprint,
-            "service_tier": self.answering.service.name,
+            "service_tier": self.answering.tier,
         }
 
     def _usage(self, usage: TokenUsage) -> Json:

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
-from alignedserve.gateway.generation.chat import PreparedChat, chat_fields
+from alignedserve.gateway.generation.call import Call, CallContext, ChoiceDelta, TokenUsage
+from alignedserve.gateway.generation.chat import chat_call
 from alignedserve.gateway.generation.endpoint import (
-    CallContext,
     Endpoint,
-    Prepared,
+    call_of,
     check_body,
-    check_structure,
     checked_prompts,
-    fields_of,
 )
 from alignedserve.gateway.generation.responding import ANSWERED, RequestBuilder, read_call, respond
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.bodies import ChatBody, ChoicesBody, CompletionBody
-from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice, Shown
+from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, ChoicesSpec, CollectedChoice, Shown
 from alignedserve.gateway.openai.token_logprobs import (
     TextOffsets,
     chat_logprobs,
     completion_logprobs,
     echoed_logprobs,
 )
-from alignedserve.gateway.tools.readers import CallPiece, Read, Reader, TextReader
+from alignedserve.gateway.tools.readers import CallPiece, Read, Reader
+
+
+class ChatSpec(ChoicesSpec, frozen=True, kw_only=True):
+    # The text before the content of each choice.
+    echo: str = ""
+
+    def builder(self, answering: CallContext) -> ChatResponseBuilder:
+        return ChatResponseBuilder(answering, self)
+
+
+class CompletionSpec(ChoicesSpec, frozen=True, kw_only=True):
+    # Choices that are generated per prompt, and choices that the answer shows.
+    num_made: int = 1
+    num_given: int = 1
+    # The text before the choices of each prompt. None: no echo.
+    echoes: list[str] | None = None
+
+    def builder(self, answering: CallContext) -> CompletionResponseBuilder:
+        return CompletionResponseBuilder(answering, self)
+
 
 # ---- answers of chats ------------------------------------------------------------------------------------------------
 
@@ -43,12 +61,7 @@ class ChatResponseBuilder(ChoicesBuilder):
     """The parts of an answer that only chats have: a role, reasoning and tool calls parsed from the text, and a list of
     token log-probabilities."""
 
-    # Makes a reader for the text of a choice.
-    new_reader: Callable[[], Reader] = TextReader
-    # Whether the answer includes the reasoning.
-    shows_reasoning: bool = True
-    # The text before the content of each choice.
-    echo: str = ""
+    spec: ChatSpec
     _readers: dict[int, Reader] = field(default_factory=dict)
     # The number of calls in each choice.
     _num_calls: dict[int, int] = field(default_factory=dict)
@@ -63,7 +76,7 @@ class ChatResponseBuilder(ChoicesBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._may_think = self.shows_reasoning and self.new_reader().is_thinking is not None
+        self._may_think = self.spec.shows_reasoning and self.spec.reading.new_reader().is_thinking is not None
 
     def _add_text(self, choice: CollectedChoice, delta: ChoiceDelta) -> None:
         self._num_calls[delta.index] = choice.text.add(self._read(delta))
@@ -76,7 +89,7 @@ class ChatResponseBuilder(ChoicesBuilder):
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
         found = zip(choice.text.calls, choice.text.call_ids, strict=True)
         calls = [self._call_body(index, name, arguments, call_id) for (name, arguments), call_id in found]
-        content, reasoning = self.echo + choice.text.content, choice.text.reasoning
+        content, reasoning = self.spec.echo + choice.text.content, choice.text.reasoning
         message: Json = {
             "role": "assistant",
             "content": None if calls and not content else content,
@@ -92,7 +105,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         return object_of(body, {"logprobs": choice.logprobs.pieces()} | choice.token_ids.members())
 
     def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
-        role = {"role": "assistant", "content": self.echo} | self._thoughts("")
+        role = {"role": "assistant", "content": self.spec.echo} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
 
     def _opening_members(self) -> dict[str, Iterable[Piece]]:
@@ -123,7 +136,7 @@ class ChatResponseBuilder(ChoicesBuilder):
     def _read(self, delta: ChoiceDelta) -> Read:
         reader = self._readers.get(delta.index)
         if reader is None:
-            reader = self._readers[delta.index] = self.new_reader()
+            reader = self._readers[delta.index] = self.spec.reading.new_reader()
         read = Read()
         for text, num_tokens in delta.steps():
             read.add(reader.feed(text))
@@ -132,7 +145,7 @@ class ChatResponseBuilder(ChoicesBuilder):
                 self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_thoughts
         if delta.finish_reason is not None:
             read.add(reader.end(is_cut=delta.is_cut))
-        if not self.shows_reasoning:
+        if not self.spec.shows_reasoning:
             read.drop_thoughts()
         return read
 
@@ -177,11 +190,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
 
     For `best_of`, more choices are generated than asked for, and the most likely ones are kept."""
 
-    # Choices that are generated per prompt, and choices that the answer shows.
-    num_made: int = 1
-    num_given: int = 1
-    # The text before the choices of each prompt. None: no echo.
-    echoes: Sequence[str] | None = None
+    spec: CompletionSpec
     # Where the texts of each choice's tokens begin.
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
@@ -189,14 +198,14 @@ class CompletionResponseBuilder(ChoicesBuilder):
     kind = chunk_kind = "text_completion"
 
     def _given(self) -> dict[int, CollectedChoice]:
-        if self.num_given == self.num_made:
+        if self.spec.num_given == self.spec.num_made:
             return self._choices
         likelihood = {index: choice.likelihood for index, choice in self._choices.items()}
-        places = _best_places(likelihood, self.num_made, self.num_given)
+        places = _best_places(likelihood, self.spec.num_made, self.spec.num_given)
         return {place: self._choices[index] for index, place in places.items()}
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
-        number = index // self.num_given
+        number = index // self.spec.num_given
         body: Json = {
             "index": index,
             "text": self._echo(number) + "".join(choice.texts),
@@ -204,7 +213,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         }
         members: dict[str, Iterable[Piece]] = {}
         # The prompt's log-probabilities come with its first choice.
-        of_prompt = self._choices[number * self.num_made].prompt_logprobs
+        of_prompt = self._choices[number * self.spec.num_made].prompt_logprobs
         if self.num_logprobs is None:
             body["logprobs"] = None
         else:
@@ -214,9 +223,9 @@ class CompletionResponseBuilder(ChoicesBuilder):
         return object_of(body, members)
 
     def _opening(self, first: ChoiceDelta) -> Iterator[Piece] | None:
-        if self.echoes is None:
+        if self.spec.echoes is None:
             return None
-        number = first.index // self.num_made
+        number = first.index // self.spec.num_made
         body: Json = {"index": first.index, "text": self._echo(number), "finish_reason": None}
         if self.num_logprobs is None:
             return object_of(body | {"logprobs": None}, {})
@@ -224,7 +233,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
 
     def _all_logprobs(self, number: int, packed: bytes, own: Columns) -> Iterator[Piece]:
         """Writes a choice's log-probabilities, after those of the echo."""
-        if self.echoes is not None:
+        if self.spec.echoes is not None:
             found = Columns()
             of_prompt = echoed_logprobs(
                 self.prompts[number],
@@ -242,7 +251,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
 
     def _echo(self, number: int) -> str:
         """Returns the text before the choices of a prompt."""
-        return "" if self.echoes is None else self.echoes[number]
+        return "" if self.spec.echoes is None else self.spec.echoes[number]
 
     def _chunk_choice(self, delta: ChoiceDelta, logprobs: Json | None) -> Json:
         return {
@@ -253,11 +262,11 @@ class CompletionResponseBuilder(ChoicesBuilder):
         }
 
     def _first_members(self, first: ChoiceDelta) -> dict[str, Iterable[Piece]]:
-        return self._prompt_ids(self.prompts[first.index // self.num_made])
+        return self._prompt_ids(self.prompts[first.index // self.spec.num_made])
 
     def _logprobs(self, delta: ChoiceDelta) -> Json:
         # Text appears with its last token: the offsets of tokens that arrive together are counted from there.
-        offset = len(self._echo(delta.index // self.num_made)) + self._lengths.get(delta.index, 0)
+        offset = len(self._echo(delta.index // self.spec.num_made)) + self._lengths.get(delta.index, 0)
         if delta.index not in self._offsets:
             self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
         offsets = self._offsets[delta.index].append(delta.token_ids, offset)
@@ -279,66 +288,33 @@ def _best_places(likelihood: Mapping[int, float], num_made: int, num_kept: int) 
 # ---- from bodies to calls --------------------------------------------------------------------------------------------
 
 
-class PreparedCompletion(Prepared, frozen=True, kw_only=True):
-    shown: Shown
-    # Choices that the answer shows per prompt, and the text before them.
-    num_given: int
-    echoes: list[str] | None
-
-    def response_builder(self, answering: CallContext) -> CompletionResponseBuilder:
-        return CompletionResponseBuilder(
-            answering,
-            self.shown,
-            num_made=self.params.n,
-            num_given=self.num_given,
-            echoes=self.echoes,
-        )
-
-
-class PreparedChatCompletion(PreparedChat, frozen=True, kw_only=True):
-    shown: Shown
-    # The text before the content of each choice.
-    echo: str
-
-    def response_builder(self, answering: CallContext) -> ChatResponseBuilder:
-        return ChatResponseBuilder(
-            answering,
-            self.shown,
-            new_reader=self.reading.new_reader,
-            shows_reasoning=self.shows_reasoning,
-            echo=self.echo,
-        )
-
-
-def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> PreparedCompletion:
+def completion(body: CompletionBody, model: ServedModel, limits: CallLimits) -> Call[CompletionSpec]:
     """Returns the call of a completion. Raises ApiError and InvalidRequest."""
     with body.naming():
         check_body(body, model, limits)
         params = body.sampling_params()
-        limits.check(len(body.prompts), params)
-        check_structure(params, body.structure_name, limits)
+        limits.check(len(body.prompts), params, body.structure_name)
         is_bounded = params.truncate_prompt_tokens is None
         prompts = [model.prompt_ids(prompt, is_bounded=is_bounded) for prompt in body.prompts]
         prompts = [params.truncated(prompt, model.max_model_len) for prompt in prompts]
         params = checked_prompts(body, prompts, params, model, limits)
-        return PreparedCompletion(
-            **fields_of(body, prompts, params, body.structure_name, model),
+        spec = CompletionSpec(
             shown=_shown(body, body.logprobs),
+            num_made=params.n,
             num_given=body.n or 1,
             echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
-            gives_output=not body.is_only_echo,
-            reports_progress=body.reports_progress,
         )
+        call = call_of(body, prompts, params, body.structure_name, model, spec)
+        return replace(call, gives_output=not body.is_only_echo)
 
 
-def chat(body: ChatBody, model: ServedModel, limits: CallLimits) -> PreparedChatCompletion:
+def chat(body: ChatBody, model: ServedModel, limits: CallLimits) -> Call[ChatSpec]:
     """Returns the call of a chat. Raises ApiError and InvalidRequest."""
     with body.naming():
         conversation = body.conversation()
-        found = chat_fields(body, conversation, model, limits)
-        shown = _shown(body, found["params"].logprobs)
-        echo = conversation.begun if body.echo else ""
-        return PreparedChatCompletion(**found, shown=shown, echo=echo, reports_progress=body.reports_progress)
+        call = chat_call(body, conversation, model, limits, ChatSpec(shown=_shown(body, body.num_logprobs)))
+        # What the last message says is valid once the prompt is rendered.
+        return replace(call, spec=replace(call.spec, echo=conversation.begun)) if body.echo else call
 
 
 def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:
@@ -352,8 +328,8 @@ def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:
     )
 
 
-COMPLETIONS = Endpoint("/v1/completions", CompletionBody, completion, PreparedCompletion, in_batches=True)
-CHAT = Endpoint("/v1/chat/completions", ChatBody, chat, PreparedChatCompletion, in_batches=True)
+COMPLETIONS = Endpoint("/v1/completions", CompletionBody, completion, Call[CompletionSpec], in_batches=True)
+CHAT = Endpoint("/v1/chat/completions", ChatBody, chat, Call[ChatSpec], in_batches=True)
 
 
 def completion_routes(request_builder: RequestBuilder) -> APIRouter:

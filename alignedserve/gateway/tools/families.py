@@ -1,4 +1,4 @@
-"""How models write optional calls, recognised by what their chat templates show.
+"""The grammars of optional calls, by the family of models that write them (reading.py has the formats).
 
 A grammar constrains calls of `strict` functions, and limits the output to one call. Text is free; once a call begins,
 it has to be of one of the tools, with arguments that follow its schema. If the tool is not strict, any arguments may
@@ -11,22 +11,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 from alignedserve.gateway.tools import harmony
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.family import BLANKS, Family, SpecialId
-from alignedserve.gateway.tools.keyed_families import GlmFamily, PythonicFamily, QwenCoderFamily
 from alignedserve.gateway.tools.keyed_grammar import rule
-from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN
+from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN, Marks
 from alignedserve.structured_outputs import StructuredOutputsParams
-from alignedserve.types import InvalidRequest
 
 
 class HermesFamily(Family):
     """`<tool_call>{"name": …, "arguments": …}</tool_call>`, with text around it."""
 
-    name = "hermes"
     marks = (HERMES_OPEN, HERMES_CLOSE)
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
@@ -37,9 +33,6 @@ class HermesFamily(Family):
 
 class LlamaFamily(Family):
     """A bare JSON object. The grammar allows no call after other text, so with a grammar such text remains text."""
-
-    name = "json-in-text"
-    held_name = "json"
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
         more = "" if one_at_most else '("," BLANKS call)*'
@@ -80,7 +73,6 @@ class SectionFamily(Family):
 class DeepSeekFamily(SectionFamily):
     """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…`: the name, and JSON. V3.1 writes less around it than V3 and R1."""
 
-    name = "deepseek"
     marks = (
         *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
         *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
@@ -97,14 +89,12 @@ class DeepSeekFamily(SectionFamily):
 
 
 class DeepSeekV31Family(DeepSeekFamily):
-    name = "deepseek"
     is_fenced = False
 
 
 class KimiFamily(SectionFamily):
     """`<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}…`."""
 
-    name = "kimi"
     marks = (
         *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
         *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -115,19 +105,22 @@ class KimiFamily(SectionFamily):
 
 
 class ListFamily(Family):
-    """A mark, and then a JSON list of calls or a single call. A mark may close it."""
+    """A mark, and then a JSON list of calls or a single call. A mark may close it.
 
-    # Marks that may begin calls. One that is no special token begins them only before a bracket, since it may be a word
-    # of the text.
-    openings: ClassVar[Sequence[str]]
-    closings: ClassVar[Sequence[str]] = ()
+    A mark that is no special token begins calls only before a bracket, since it may be a word of the text."""
+
+    def __init__(self, special_id: SpecialId, written: Marks) -> None:
+        super().__init__(special_id)
+        self._written = written
+        self.marks = written.tokens or (*written.openings, *written.closings)
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
         more = "" if one_at_most else '("," BLANKS "{" call)* '
-        closing = f"(BLANKS ({' | '.join(map(self._mark, self.closings))}))?" if self.closings else ""
+        closings = " | ".join(map(self._mark, self._written.closings))
+        closing = f"(BLANKS ({closings}))?" if closings else ""
         listed, single = f'BLANKS "{{" call {more}BLANKS "]" {closing}', f"call {closing}"
         calls = []
-        for mark in self.openings:
+        for mark in self._written.openings:
             if self._special_id(mark) is not None:
                 calls.append((mark, f'BLANKS ("[" {listed} | "{{" {single})'))
             else:
@@ -138,44 +131,9 @@ class ListFamily(Family):
         return json.dumps(f'"name": "{name}", "arguments": '), '"}"'
 
 
-class MistralFamily(ListFamily):
-    """`[TOOL_CALLS]`, and then the list."""
-
-    name = "mistral-list"
-    marks = openings = ("[TOOL_CALLS]",)
-
-
-class GraniteFamily(ListFamily):
-    """`<|tool_call|>`, and then the list."""
-
-    name = "granite"
-    marks = ("<|tool_call|>", "<|/tool_call|>")
-    openings = ("<|tool_call|>", HERMES_OPEN)
-    closings = ("<|/tool_call|>", HERMES_CLOSE)
-
-
-class PhiFamily(ListFamily):
-    """As Granite, or `functools` in place of the mark."""
-
-    name = "phi"
-    marks = ("<|tool_call|>", "<|/tool_call|>")
-    openings = ("<|tool_call|>", "functools")
-    closings = ("<|/tool_call|>",)
-
-
-class HunyuanFamily(ListFamily):
-    """`<tool_calls>[…]</tool_calls>`: Hunyuan's and Jamba's."""
-
-    name = "hunyuan"
-    marks = ("<tool_calls>", "</tool_calls>")
-    openings = ("<tool_calls>",)
-    closings = ("</tool_calls>",)
-
-
 class NewerMistralFamily(Family):
     """`[TOOL_CALLS]NAME[ARGS]{…}`, with `[CALL_ID]ID` before `[ARGS]` in some versions."""
 
-    name = "mistral"
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
@@ -190,7 +148,6 @@ class HarmonyFamily(Family):
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. Messages of its
     channels may come before."""
 
-    name = "harmony"
     marks = harmony.MARKS
 
     def forced(self, tools: Sequence[Tool], max_bytes: int) -> StructuredOutputsParams:
@@ -213,36 +170,3 @@ class HarmonyFamily(Family):
         constrain, message = map(self._mark, (harmony.CONSTRAIN, harmony.MESSAGE))
         head = json.dumps(f"commentary to=functions.{name}")
         return f'{head} (" " | " "? {constrain} "json" | " json")? {message}', ""
-
-
-# Texts by which a template shows its family. The first row with all its texts in the template counts: texts of later
-# rows occur in templates of earlier families, too.
-SHOWN: Sequence[tuple[Sequence[str], type[Family]]] = (
-    (harmony.SHOWN, HarmonyFamily),
-    (("<function=",), QwenCoderFamily),
-    (("<arg_key>",), GlmFamily),
-    (("<tool_calls>",), HunyuanFamily),
-    ((HERMES_OPEN,), HermesFamily),
-    (("<|tool_calls_section_begin|>",), KimiFamily),
-    (("<｜tool▁call▁begin｜>", "```json"), DeepSeekFamily),
-    (("<｜tool▁call▁begin｜>",), DeepSeekV31Family),
-    (("[ARGS]",), NewerMistralFamily),
-    (("[TOOL_CALLS]",), MistralFamily),
-    (("<|tool_call|>",), GraniteFamily),
-    (("<|tool|>",), PhiFamily),
-    (("(params_name1=",), PythonicFamily),
-    (("python_tag",), LlamaFamily),
-    (("ipython",), LlamaFamily),
-)
-
-
-def family_of(template: str, special_id: SpecialId) -> Family:
-    """Returns the model's family, by its chat template for tools. Raises InvalidRequest if the template shows no known
-    format of calls."""
-    for shown, family in SHOWN:
-        if all(text in template for text in shown):
-            return family(special_id)
-    raise InvalidRequest(
-        "tool_choice='auto': the tool-call format of this model's chat template is unknown; "
-        "use required, or name the tool"
-    )

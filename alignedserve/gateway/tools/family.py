@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 from alignedserve.gateway.tools.bodies import Function, Tool
 from alignedserve.gateway.tools.keyed_grammar import JsonRules, json_rule, rule
@@ -19,12 +19,8 @@ SpecialId = Callable[[str], int | None]
 
 
 class Family(ABC):
-    # The name of the family's reader in a prepared call (reading.py).
-    name: ClassVar[str]
     # The marks around calls, which may be special tokens.
-    marks: ClassVar[Sequence[str]] = ()
-    # The reader's name if a grammar constrains the text, if it differs.
-    held_name: ClassVar[str] = ""
+    marks: Sequence[str] = ()
 
     def __init__(self, special_id: SpecialId) -> None:
         self._special_id = special_id

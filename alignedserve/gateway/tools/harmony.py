@@ -59,10 +59,6 @@ def effort_of(asked: str | None) -> str | None:
     return _EFFORTS.get(asked, asked) if asked else asked
 
 
-def is_harmony(template: str) -> bool:
-    return all(mark in template for mark in SHOWN)
-
-
 def thoughts_before(opening: str) -> Thoughts:
     """Returns the reasoning that may come before a structured output, which `opening` then opens."""
     return Thoughts(f"{ENDS[0]}{START}assistant", ANALYSIS, opening)

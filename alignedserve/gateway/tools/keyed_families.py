@@ -38,7 +38,6 @@ class QwenCoderFamily(TaggedFamily):
     """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`. Models sometimes omit the first
     tag."""
 
-    name = "qwen-coder"
     marks = (HERMES_OPEN, HERMES_CLOSE)
 
     @property
@@ -67,7 +66,6 @@ class QwenCoderFamily(TaggedFamily):
 class GlmFamily(TaggedFamily):
     """`<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>`."""
 
-    name = "glm"
     marks = (HERMES_OPEN, HERMES_CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     @property
@@ -92,7 +90,6 @@ class GlmFamily(TaggedFamily):
 class PythonicFamily(Family):
     """`[NAME(KEY=VALUE, …)]`."""
 
-    name = "pythonic"
     marks = ("<|python_start|>", "<|python_end|>")
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:

@@ -36,6 +36,8 @@ class Marks:
     head: CallHead | None = None
     # Marks after the arguments, which are no content.
     closings: Sequence[str] = ()
+    # Those that may be special tokens, if not all.
+    tokens: Sequence[str] = ()
 
     @cached_property
     def opening_tags(self) -> Tags:
@@ -87,8 +89,10 @@ MISTRAL = Marks(
 )
 MISTRAL_LIST = Marks(("[TOOL_CALLS]",))
 HERMES = Marks((HERMES_OPEN,), None, (HERMES_CLOSE,))
-GRANITE = Marks(("<|tool_call|>", HERMES_OPEN), None, ("<|/tool_call|>", HERMES_CLOSE))
-PHI = Marks(("<|tool_call|>", "functools"), None, ("<|/tool_call|>",))
+_TOKENS = ("<|tool_call|>", "<|/tool_call|>")
+GRANITE = Marks(("<|tool_call|>", HERMES_OPEN), None, ("<|/tool_call|>", HERMES_CLOSE), _TOKENS)
+PHI = Marks(("<|tool_call|>", "functools"), None, ("<|/tool_call|>",), _TOKENS)
+# Hunyuan's and Jamba's.
 HUNYUAN = Marks(("<tool_calls>",), None, ("</tool_calls>",))
 
 

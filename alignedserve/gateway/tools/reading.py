@@ -1,59 +1,110 @@
-"""The readers of a choice's text, by their names in a prepared call."""
+"""The formats in which models write calls, and the readers of a choice's text by their names in a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
 
 import msgspec
 
-from alignedserve.gateway.tools import keyed_tags, marked_readers
+from alignedserve.gateway.tools import families, harmony, keyed_families, marked_readers
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.families import HarmonyFamily, LlamaFamily
+from alignedserve.gateway.tools.family import Family, SpecialId
 from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
-from alignedserve.gateway.tools.keyed_families import GlmFamily, QwenCoderFamily
 from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types, types_of
-from alignedserve.gateway.tools.marked_readers import HermesReader, marked_reader
+from alignedserve.gateway.tools.keyed_tags import GLM, QWEN_CODER, Keyed
+from alignedserve.gateway.tools.marked_readers import HERMES_OPEN, Marks, marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader, TextReader
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking
+from alignedserve.types import InvalidRequest
 
 TEXT: Final = "text"
 NAMED: Final = "named"
 JSON: Final = "json"
-HARMONY: Final = HarmonyFamily.name
+HARMONY: Final = "harmony"
 
-_READERS: Mapping[str, Callable[[str, Types], Reader]] = {
-    TEXT: lambda tool, types: TextReader(),
-    NAMED: lambda tool, types: NamedReader(tool),
-    JSON: lambda tool, types: JsonReader(),
-    "json-in-text": lambda tool, types: JsonInTextReader(types),
-    "hermes": lambda tool, types: HermesReader(),
-    "deepseek": lambda tool, types: marked_reader(marked_readers.DEEPSEEK),
-    "kimi": lambda tool, types: marked_reader(marked_readers.KIMI),
-    "mistral": lambda tool, types: marked_reader(marked_readers.MISTRAL),
-    "mistral-list": lambda tool, types: marked_reader(marked_readers.MISTRAL_LIST),
-    "granite": lambda tool, types: marked_reader(marked_readers.GRANITE),
-    "phi": lambda tool, types: marked_reader(marked_readers.PHI),
-    "hunyuan": lambda tool, types: marked_reader(marked_readers.HUNYUAN),
-    "qwen-coder": lambda tool, types: KeyedReader(keyed_tags.QWEN_CODER, types),
-    "glm": lambda tool, types: KeyedReader(keyed_tags.GLM, types),
-    "pythonic": lambda tool, types: PythonicReader(),
-    # As with a named reader, a forced call ends with "stop".
-    HARMONY: lambda tool, types: HarmonyReader(types.keys(), "stop" if tool else "tool_calls"),
-}
 
-# Readers that need the types of the tools' parameters, and readers that need only the tools' names.
-_TYPED = (QwenCoderFamily.name, GlmFamily.name)
-_NAMING = (LlamaFamily.name, HARMONY)
+@dataclass(frozen=True)
+class CallFormat:
+    # The reader's name in a call.
+    name: str
+    # Texts by which a chat template shows the format.
+    shown: Sequence[str]
+    # The grammar that constrains calls.
+    family: Callable[[SpecialId], Family]
+    # What is read: marks, tags, or whatever the reader does that is made here.
+    written: Marks | Keyed | Callable[[Types], Reader]
+    # What the reader needs of the tools: their names, or the types of their parameters as well.
+    needs: Literal["nothing", "names", "types"] = "nothing"
+    # The reader's name if a grammar constrains the text, if it differs.
+    held_name: str = ""
+
+    def is_shown_by(self, template: str) -> bool:
+        return all(text in template for text in self.shown)
+
+    def new_reader(self, types: Types) -> Reader:
+        match self.written:
+            case Marks() as marks:
+                return marked_reader(marks)
+            case Keyed() as keyed:
+                return KeyedReader(keyed, types)
+            case make:
+                return make(types)
+
+
+def _listed(name: str, shown: str, marks: Marks) -> CallFormat:
+    return CallFormat(name, (shown,), partial(families.ListFamily, written=marks), marks)
+
+
+HARMONY_FORMAT: Final = CallFormat(HARMONY, harmony.SHOWN, families.HarmonyFamily, HarmonyReader, "names")
+_LLAMA = CallFormat(
+    "json-in-text", ("python_tag",), families.LlamaFamily, JsonInTextReader, "names", held_name=JSON
+)
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+# Texts of later formats occur in templates of earlier ones, too.
+FORMATS: Final = (
+    HARMONY_FORMAT,
+    CallFormat("qwen-coder", ("<function=",), keyed_families.QwenCoderFamily, QWEN_CODER, "types"),
+    CallFormat("glm", ("<arg_key>",), keyed_families.GlmFamily, GLM, "types"),
+    _listed("hunyuan", "<tool_calls>", marked_readers.HUNYUAN),
+    CallFormat("hermes", (HERMES_OPEN,), families.HermesFamily, marked_readers.HERMES),
+    CallFormat("kimi", ("<|tool_calls_section_begin|>",), families.KimiFamily, marked_readers.KIMI),
+    CallFormat("deepseek", (_DEEPSEEK_CALL, "```json"), families.DeepSeekFamily, marked_readers.DEEPSEEK),
+    CallFormat("deepseek", (_DEEPSEEK_CALL,), families.DeepSeekV31Family, marked_readers.DEEPSEEK),
+    CallFormat("mistral", ("[ARGS]",), families.NewerMistralFamily, marked_readers.MISTRAL),
+    _listed("mistral-list", "[TOOL_CALLS]", marked_readers.MISTRAL_LIST),
+    _listed("granite", "<|tool_call|>", marked_readers.GRANITE),
+    _listed("phi", "<|tool|>", marked_readers.PHI),
+    CallFormat(
+        "pythonic", ("(params_name1=",), keyed_families.PythonicFamily, lambda types: PythonicReader()
+    ),
+    _LLAMA,
+    replace(_LLAMA, shown=("ipython",)),
+)
+_BY_NAME: Final = {each.name: each for each in FORMATS}
+
+
+def format_of(template: str) -> CallFormat:
+    """Returns the first format that a chat template for tools shows. Raises InvalidRequest if it shows none."""
+    for each in FORMATS:
+        if each.is_shown_by(template):
+            return each
+    raise InvalidRequest(
+        "tool_choice='auto': the tool-call format of this model's chat template is unknown; "
+        "use required, or name the tool"
+    )
 
 
 def types_for(name: str, tools: Sequence[Tool]) -> dict[str, dict[str, str]]:
-    """Returns what the named reader needs of the tools: `types` of its Reading."""
-    if name in _TYPED:
+    """Returns what the named reader needs of the tools: `types` of its TextReading."""
+    needs = _BY_NAME[name].needs if name in _BY_NAME else "nothing"
+    if needs == "types":
         return types_of({tool.function.name: tool.function.parameters for tool in tools})
-    return {tool.function.name: {} for tool in tools} if name in _NAMING else {}
+    return {tool.function.name: {} for tool in tools} if needs == "names" else {}
 
 
 class TextReading(msgspec.Struct, frozen=True):
@@ -79,4 +130,14 @@ class TextReading(msgspec.Struct, frozen=True):
         return reader
 
     def _answer_reader(self) -> Reader:
-        return _READERS[self.name](self.tool, self.types)
+        match self.name:
+            case "text":
+                return TextReader()
+            case "named":
+                return NamedReader(self.tool)
+            case "json":
+                return JsonReader()
+            case "harmony" if self.tool:
+                # As with a named reader, a forced call ends with "stop".
+                return HarmonyReader(self.types.keys(), "stop")
+        return _BY_NAME[self.name].new_reader(self.types)

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.anthropic.message import MessageBuilder, MessageSpec
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, TokenUsage
 from alignedserve.gateway.http.keys import digest_of
 from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
@@ -168,9 +166,8 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
 
 def blocks_in(reading: TextReading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
     """Returns the blocks of a stream whose text comes in these pieces, without ids."""
-    builder = MessageBuilder(
-        CallContext(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
-    )
+    spec = MessageSpec(reading=reading, eagerness=dict.fromkeys(eager_tools, True))
+    builder = MessageBuilder(CallContext(MODEL, "default", [[5]], created=0), spec)
     sent: list[Any] = []
     for number, piece in enumerate(pieces, 1):
         delta = ChoiceDelta(0, piece, [30], [], "stop" if number == len(pieces) else None)

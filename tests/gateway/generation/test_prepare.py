@@ -25,7 +25,8 @@ from tokenizers.models import WordLevel
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS, MODULE
 from alignedserve.gateway.generation import preparer as preparer_module
-from alignedserve.gateway.generation.endpoint import Endpoint, Prepared, Result, ids_of
+from alignedserve.gateway.generation.call import Call, packed
+from alignedserve.gateway.generation.endpoint import Endpoint, Result
 from alignedserve.gateway.generation.prepare_process import NICENESS, PrepareReply
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, PrepareLane, Preparer
@@ -36,7 +37,7 @@ from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.completions import CHAT as CHAT_ENDPOINT
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
-from alignedserve.gateway.openai.completions import PreparedCompletion
+from alignedserve.gateway.openai.completions import CompletionSpec
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer
@@ -145,8 +146,8 @@ def test_a_decoder_that_panics_is_an_error_of_the_call(path: str, body: dict[str
 
 def test_prompts_are_what_was_sent() -> None:
     found = prepare(COMPLETIONS, b'{"prompt": ["How far?", "x"]}')
-    assert isinstance(found, Prepared)
-    assert list(map(ids_of, found.prompts)) == [TOKENIZER.encode("How far?"), TOKENIZER.encode("x")]
+    assert isinstance(found, Call)
+    assert found.prompts == [packed(TOKENIZER.encode("How far?")), packed(TOKENIZER.encode("x"))]
 
 
 def listed(item: str, num_bytes: int = 1 << 20) -> str:
@@ -226,8 +227,8 @@ LONG = json.dumps({"prompt": "x", "user": "y" * SMALL_BYTES}).encode()
 
 
 def num_given(call: object) -> int:
-    assert isinstance(call, PreparedCompletion)
-    return call.num_given
+    assert isinstance(call, Call) and isinstance(call.spec, CompletionSpec)
+    return call.spec.num_given
 
 
 def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +373,7 @@ def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> Non
     async def scenario(preparer: Preparer) -> None:
         with pytest.raises(ApiError, match="takes too much memory to read"):
             await preparer.call(CHAT_ENDPOINT, chat("much"), "")
-        assert isinstance(await preparer.call(CHAT_ENDPOINT, chat("x"), ""), Prepared)
+        assert isinstance(await preparer.call(CHAT_ENDPOINT, chat("x"), ""), Call)
 
     preparing(scenario, with_template(LARGE_IF_TOLD))
 

@@ -14,15 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
-from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, ResponseBuilder, TokenUsage
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
 from alignedserve.gateway.limits import limits
 from alignedserve.gateway.openai.choices_builder import Shown
-from alignedserve.gateway.openai.completions import ChatResponseBuilder, CompletionResponseBuilder
-from alignedserve.gateway.tools.marked_readers import HermesReader
+from alignedserve.gateway.openai.completions import (
+    ChatResponseBuilder,
+    ChatSpec,
+    CompletionResponseBuilder,
+    CompletionSpec,
+)
 from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
@@ -36,15 +38,15 @@ FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)
 PROMPT = TOKENIZER.encode("How far is it?") * 100
 
 
-ANSWERING = CallContext(MODEL, Service(), [PROMPT], created=0)
+ANSWERING = CallContext(MODEL, "default", [PROMPT], created=0)
 
 
 def completion(num_prompt_logprobs: int | None = None, **options: Any) -> CompletionResponseBuilder:
-    return CompletionResponseBuilder(ANSWERING, Shown(20, num_prompt_logprobs), **options)
+    return CompletionSpec(shown=Shown(20, num_prompt_logprobs), **options).builder(ANSWERING)
 
 
 def chat(**options: Any) -> ChatResponseBuilder:
-    return ChatResponseBuilder(ANSWERING, Shown(20), **options)
+    return ChatSpec(shown=Shown(20), **options).builder(ANSWERING)
 
 
 def fill(builder: ResponseBuilder, num_tokens: int, text: str = "x", packed: bytes = b"") -> ResponseBuilder:
@@ -61,7 +63,7 @@ def written(builder: ResponseBuilder) -> dict[str, Any]:
 
 def chunked(reading: TextReading, pieces: list[str]) -> tuple[str, str, list[list[str]]]:
     """Returns content, thoughts and calls of a stream whose text comes in these pieces, as clients join them."""
-    builder = chat(new_reader=reading.new_reader)
+    builder = chat(reading=reading)
     content, thoughts, calls = "", "", list[list[str]]()
     for number, piece in enumerate(pieces, 1):
         delta = ChoiceDelta(0, piece, [30], [FOUND], "stop" if number == len(pieces) else None)
@@ -159,9 +161,9 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
 
 
 def test_a_stream_has_a_long_prompts_ids_in_pieces() -> None:
-    answering = CallContext(MODEL, Service(), [PROMPT * 100], created=0)
-    for kind in (CompletionResponseBuilder, ChatResponseBuilder):
-        builder = kind(answering, Shown(token_ids=True))
+    answering = CallContext(MODEL, "default", [PROMPT * 100], created=0)
+    for kind in (CompletionSpec, ChatSpec):
+        builder = kind(shown=Shown(token_ids=True)).builder(answering)
         delta, usage = ChoiceDelta(0, "x", [30], [], None), TokenUsage(1, 1)
         pieces = [*(builder.opening(delta, usage) or ()), *builder.events(delta, usage)]
         # (Bytes are no pieces.)
@@ -196,7 +198,7 @@ def test_what_is_impossible_has_a_number() -> None:
 
 
 def test_calls_are_read_as_they_come() -> None:
-    builder = chat(new_reader=HermesReader)
+    builder = chat(reading=TextReading("hermes"))
     text = 'a<tool_call>{"name": "x", "arguments": {"b": 1}}</tool_call><tool_call>{"arguments": {}, "name": "y"}'
     for letter in text + "</tool_call>":
         builder.add(ChoiceDelta(0, letter, [30], [FOUND], None))

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.families import SHOWN, family_of
 from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
 from alignedserve.gateway.tools.pythonic_reader import MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS
 from alignedserve.gateway.tools.readers import Read
-from alignedserve.gateway.tools.reading import TextReading
+from alignedserve.gateway.tools.reading import FORMATS, TextReading, format_of
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_tools import follows, tool
 
@@ -174,8 +173,7 @@ def test_calls_are_read_however_the_text_is_cut(
     calls: list[tuple[str, dict[str, Any]]],
     data: st.DataObject,
 ) -> None:
-    family = family_of(f"x {shown} y", no_token)
-    assert family.name == name
+    assert format_of(f"x {shown} y").name == name
     read = read_all(TextReading(name, types=TYPES), cut(text, data))
     assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls
     assert read.content == content
@@ -525,9 +523,9 @@ def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
 
 
 def test_every_family_that_a_template_can_show_is_tried() -> None:
-    assert {family.name for _, family in SHOWN} == {case[0] for case in CASES}
+    assert {each.name for each in FORMATS} == {case[0] for case in CASES}
     with pytest.raises(InvalidRequest, match="is unknown"):
-        family_of("{{ messages }}", no_token)
+        format_of("{{ messages }}")
 
 
 # What a grammar allows of a case's text, where that is not what its schema has.
@@ -560,7 +558,7 @@ def strict(*required: str) -> list[Tool]:
 
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
-    family: Family = family_of(shown, no_token)
+    family: Family = format_of(shown).family(no_token)
     wanted = family.structure(strict(), False, MOST)
     assert (
         wanted is not None
@@ -577,7 +575,7 @@ def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_what_a_schema_asks_for_may_not_be_left_out(name: str, shown: str, text: str) -> None:
     """`exact` is asked for, and no case but one has it."""
-    wanted = family_of(shown, no_token).structure(strict("exact"), False, MOST)
+    wanted = format_of(shown).family(no_token).structure(strict("exact"), False, MOST)
     assert wanted is not None
     if "exact" in text:
         follows(wanted, as_held(text[: text.rindex("\n<tool_call>")]))
@@ -591,7 +589,7 @@ def test_tools_that_are_not_strict_have_any_arguments_where_one_call_is_allowed(
     name: str, shown: str, text: str
 ) -> None:
     tools = [Tool.model_validate(each) for each in TOOLS]
-    wanted = family_of(shown, no_token).structure(tools, True, MOST)
+    wanted = format_of(shown).family(no_token).structure(tools, True, MOST)
     assert wanted is not None
     num_calls = len(next(case[4] for case in CASES if case[2] == text))
     if num_calls == 1:
@@ -635,7 +633,7 @@ def test_values_that_are_listed_and_those_in_json_are_held(shown: str, text: str
         "$defs": {"n": {"type": "integer"}},
     }
     function = {"name": "f", "parameters": parameters, "strict": True}
-    family = family_of(shown, no_token)
+    family = format_of(shown).family(no_token)
     wanted = family.structure([Tool.model_validate({"type": "function", "function": function})], False, MOST)
     assert wanted is not None
     follows(wanted, text)
@@ -703,8 +701,8 @@ def test_a_list_that_is_too_long_is_shown_while_it_comes() -> None:
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_marks_that_are_tokens_are_held_as_tokens(name: str, shown: str, text: str) -> None:
     """Each mark is one of the vocabulary's tokens here, and not what it looks like."""
-    marks = family_of(shown, no_token).marks
+    marks = format_of(shown).family(no_token).marks
     tokens = {mark: 360 + number for number, mark in enumerate(marks)}
-    wanted = family_of(shown, tokens.get).structure(strict(), False, MOST)
+    wanted = format_of(shown).family(tokens.get).structure(strict(), False, MOST)
     assert wanted is not None
     follows(wanted, as_held(text) if name != "harmony" else text.removesuffix("<|call|>"), tokens)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.tools import keyed_grammar, schemas
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import TextReading
+from alignedserve.gateway.tools.reading import TextReading, format_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_families import CASES, MOST, no_token, read_all
@@ -40,7 +39,7 @@ def grammar(
 ) -> StructuredOutputsParams:
     function = {"name": name, "parameters": dict(parameters), "strict": True}
     tools = [Tool.model_validate({"type": "function", "function": function})]
-    found = family_of(SHOWN[family], tokens.get).structure(tools, one_at_most, max_bytes)
+    found = format_of(SHOWN[family]).family(tokens.get).structure(tools, one_at_most, max_bytes)
     assert found
     return found
 
@@ -199,7 +198,7 @@ WRITTEN = [
 @pytest.mark.parametrize(("family", "text"), WRITTEN)
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
 def test_calls_may_be_written_as_models_write_them(family: str, text: str, has_tokens: bool) -> None:
-    marks = family_of(SHOWN[family], no_token).marks
+    marks = format_of(SHOWN[family]).family(no_token).marks
     tokens = {mark: 360 + number for number, mark in enumerate(marks)} if has_tokens else {}
     assert allowed(grammar(family, tokens=tokens), text, tokens)
     assert calls_of(family, text, CITY)[0] == ("f", {"city": "Rome"})

@@ -17,9 +17,10 @@ from transformers import GenerationConfig, GptOssConfig
 from alignedserve.engine.choices import vocabulary_of
 from alignedserve.engine.request import Endings
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
+from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.readers import CallPiece, ContentPiece, Read, ThoughtPiece
+from alignedserve.gateway.tools.reading import HARMONY_FORMAT
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -197,7 +198,8 @@ def test_what_is_said_to_tools_that_nobody_offered_is_text() -> None:
 
 
 def test_a_template_shows_the_format() -> None:
-    assert is_harmony(TEMPLATE) and not is_harmony(TEMPLATE.replace("<|channel|>", "<|im_start|>"))
+    assert HARMONY_FORMAT.is_shown_by(TEMPLATE)
+    assert not HARMONY_FORMAT.is_shown_by(TEMPLATE.replace("<|channel|>", "<|im_start|>"))
 
 
 def test_every_end_token_of_a_checkpoint_ends_an_answer(tmp_path: Path) -> None:

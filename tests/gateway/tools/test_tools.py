@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from alignedserve.gateway.endpoints import ENDPOINTS
-from alignedserve.gateway.generation.chat import PreparedChat
+from alignedserve.gateway.generation.call import Call
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.tools.bodies import Tool, structure_of
 from alignedserve.text.grammar import Grammars
@@ -385,7 +385,7 @@ TYPES = {"weather": {"city": "string", "days": "integer"}, "clock": {}}
 def test_a_reader_gets_of_the_tools_what_it_needs(shown: str, types: dict[str, Any]) -> None:
     model = model_with(shown + "{{ messages[0].content }}{% if tools %}{% endif %}")
     made = ENDPOINTS["/v1/chat/completions"].prepare(json.dumps(ASKED).encode(), model, CallLimits())
-    assert isinstance(made, PreparedChat) and made.reading.types == types
+    assert isinstance(made, Call) and made.spec.reading.types == types
 
 
 def test_one_call_at_most_is_one_call() -> None:

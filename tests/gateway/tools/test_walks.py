@@ -16,9 +16,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
-from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import TextReading
+from alignedserve.gateway.tools.reading import TextReading, format_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.types import InvalidRequest
@@ -101,7 +100,7 @@ def walk(wanted: StructuredOutputsParams, opening: str, marks: Sequence[str], se
 
 
 def calls_in(family: str, tools: Sequence[Tool], text: str) -> list[tuple[str, Any]]:
-    found = family_of(SHOWN[family], no_token)
+    found = format_of(SHOWN[family])
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
     reading = TextReading(found.held_name or found.name, types=types)
     return [(piece.name or "", json.loads(piece.arguments)) for piece in read_all(reading, [text]).pieces]
@@ -182,7 +181,7 @@ def tools_of(schemas: Sequence[dict[str, Any]], names: Sequence[str]) -> list[To
 
 def check(family: str, tools: Sequence[Tool], seed: int, one_at_most: bool) -> bool:
     """Walks once. Returns whether there was a call."""
-    found = family_of(SHOWN[family], no_token)
+    found = format_of(SHOWN[family]).family(no_token)
     wanted = found.structure(tools, one_at_most, MOST)
     assert wanted
     try:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from alignedserve.batch.file_writer import FileWriter
 from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError
 from alignedserve.gateway.http.json_pieces import AnswerStream, Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
 from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
-from alignedserve.store.contents import CHUNK_BYTES
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # Seconds after its creation within which a file may expire: the least and the most.
@@ -168,14 +166,10 @@ class Upload:
 
     def __init__(self, store: Store, contents: Contents, owner: str, max_bytes: int) -> None:
         self._store = store
-        self._content = contents.new_file(owner)
-        self._owner = owner
+        self._file = FileWriter(contents.new_file(owner), owner)
         self._max_bytes = max_bytes
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
-        self._buffer = bytearray()
-        self._num_bytes = 0
-        self._num_chunks = 0
 
     async def __aenter__(self) -> Upload:
         return self
@@ -183,9 +177,7 @@ class Upload:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         if error is None:
             return
-        # While the store is away, the upload expires by itself.
-        with suppress(StoreAway):
-            await self.drop()
+        await self._file.drop()
         if isinstance(error, StoreFull):
             raise ApiError(413, str(error), param="file", code="storage_full") from None
 
@@ -206,12 +198,9 @@ class Upload:
         self._filename = filename
 
     async def add(self, data: bytes | memoryview) -> None:
-        self._num_bytes += len(data)
-        if self._num_bytes > self._max_bytes:
+        if self._file.num_bytes + len(data) > self._max_bytes:
             raise _too_large(self._max_bytes)
-        self._buffer += data
-        while len(self._buffer) >= CHUNK_BYTES:
-            await self._put(CHUNK_BYTES)
+        await self._file.add(data)
 
     async def commit(self) -> FileRecord:
         if "purpose" not in self._fields:
@@ -219,33 +208,11 @@ class Upload:
             raise ApiError(400, message, param="purpose")
         if self._filename is None:
             raise ApiError(400, "file: is missing", param="file")
-        if self._buffer:
-            await self._put(len(self._buffer))
-        await self._content.finish()
-        now = int(time.time())
-        file = FileRecord(
-            self._content.id,
-            self._filename,
-            "batch",
-            self._num_bytes,
-            self._num_chunks,
-            now,
-            self._expires_at(now),
-            self._owner,
-            self._content.is_apart,
-        )
+        file = await self._file.close(self._filename, "batch", self._kept_s())
         await self._store.commit_file(file)
         return file
 
-    async def drop(self) -> None:
-        await self._content.drop()
-
-    async def _put(self, size: int) -> None:
-        await self._content.put(self._num_chunks, bytes(self._buffer[:size]))
-        del self._buffer[:size]
-        self._num_chunks += 1
-
-    def _expires_at(self, now: int) -> int | None:
+    def _kept_s(self) -> int | None:
         anchor = self._fields.get("expires_after[anchor]")
         seconds = self._fields.get("expires_after[seconds]")
         if anchor is None and seconds is None:
@@ -259,7 +226,7 @@ class Upload:
         if not MIN_EXPIRES_S <= after_s <= MAX_EXPIRES_S:
             message = f"expires_after[seconds]={seconds!r}: must be from {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
             raise ApiError(400, message, param="expires_after")
-        return now + after_s
+        return after_s
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from msgspec.structs import replace
 
 from alignedserve.batch.forecast import JobForecast
 from alignedserve.batch.job import parse_window
-from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.placed_inputs import PlacedInputs, is_url
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.generation.responding import RequestBuilder
@@ -25,30 +23,70 @@ from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES, WEBHOOK_URL, AskedBatch, BatchBody
-from alignedserve.gateway.openai.batch_jobs.files import find_file, list_response, viewer
+from alignedserve.gateway.openai.batch_jobs.files import find_file, list_response
+from alignedserve.gateway.openai.batch_jobs.job_api import IdempotencyKey, JobApi
 from alignedserve.gateway.webhooks.urls import is_allowed
-from alignedserve.store import (
-    FileId,
-    JobId,
-    JobRecord,
-    PlacedInput,
-    Store,
-    StoreFull,
-    Tally,
-    TooManyJobs,
-)
-from alignedserve.store.records import new_job_id
-from alignedserve.store.retry import repeated
+from alignedserve.store import FileId, JobId, JobRecord, PlacedInput, Store, Tally
 
-# Message batches are jobs, too, and appear here as all others.
 _ONE = f"{BATCHES.path}/{{batch_id}}"
-_ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 
-# Jobs of a listing that are read at a time.
-JOBS_AT_A_TIME = 250
 
-# A client that repeats a creation with the same key gets the job that it created first.
-IdempotencyKey = Annotated[str | None, Header(max_length=255)]
+@dataclass(frozen=True)
+class BatchApi(JobApi[AskedBatch]):
+    # Those that lines may call.
+    endpoints: Sequence[str]
+    # Input files that need no upload.
+    placed_inputs: PlacedInputs
+
+    id_prefix = "batch_"
+    # Message batches are jobs, too, and appear here as all others.
+    ids = re.compile(r"(msg)?batch_[0-9a-f]{24}")
+    param = "batch_id"
+
+    def body(self, job: JobRecord, tally: Tally) -> Json:
+        return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, self.runner.forecast)}
+
+    def _is_same(self, job: JobRecord, asked: AskedBatch) -> bool:
+        found = job.input_file_id, job.endpoint, job.completion_window
+        return found == (asked.input_file_id, asked.endpoint, asked.completion_window)
+
+    def _check_cancelled(self, job: JobRecord) -> None:
+        if job.status not in ("cancelling", "cancelled"):
+            raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
+
+    async def _new_job(self, job_id: JobId, asked: AskedBatch, owner: str, viewer: str | None) -> JobRecord:
+        if asked.endpoint not in self.endpoints:
+            message = f"endpoint={asked.endpoint!r}: must be one of {', '.join(self.endpoints)}"
+            raise ApiError(400, message, param="endpoint")
+        try:
+            window_s = parse_window(asked.completion_window)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="completion_window") from None
+        placed: PlacedInput | None = None
+        if is_url(asked.input_file_id):
+            placed = await self.placed_inputs.find(asked.input_file_id)
+        else:
+            await self._check_uploaded(asked.input_file_id, viewer)
+        now = int(time.time())
+        return JobRecord(
+            id=job_id,
+            endpoint=asked.endpoint,
+            input_file_id=FileId(asked.input_file_id),
+            completion_window=asked.completion_window,
+            created_at=now,
+            expires_at=now + window_s,
+            metadata=asked.metadata,
+            owner=owner,
+            output_expires_after_s=asked.output_expires_after_s,
+            webhook_url=asked.webhook_url,
+            placed_input=placed,
+        )
+
+    async def _check_uploaded(self, file_id: str, viewer: str | None) -> None:
+        file = await find_file(self.store, file_id, viewer, "input_file_id", status=400)
+        if file.purpose != "batch":
+            message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
+            raise ApiError(400, message, param="input_file_id")
 
 
 def batch_routes(
@@ -60,12 +98,8 @@ def batch_routes(
     is_shared: bool = False,
     allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
-    """`endpoints` are those that lines may call. `placed_inputs` are input files that need no upload. With `is_shared`,
-    each API key sees the batches of all keys. A webhook URL of a batch must start with one of `allowed_urls`."""
-    routes = APIRouter()
-
-    def body_of(job: JobRecord, tally: Tally) -> Json:
-        return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, runner.forecast)}
+    """See BatchApi. A webhook URL of a batch must start with one of `allowed_urls`."""
+    routes, batches = APIRouter(), BatchApi(store, runner, is_shared, endpoints, placed_inputs)
 
     @routes.post(BATCHES.path, openapi_extra=request_body(BatchBody))
     async def create(http: Request, idempotency_key: IdempotencyKey = None) -> Response:
@@ -74,39 +108,28 @@ def batch_routes(
         assert isinstance(asked, AskedBatch)
         headers = request_builder.ignored_parameters.note(asked.ignored)
         _check_webhook(asked.webhook_url, allowed_urls)
-        job_id = job_id_of(owner, idempotency_key)
-        if idempotency_key and (earlier := await store.job(job_id)):
-            _check_repeats(earlier, asked, idempotency_key)
-            return _shown(body_of(earlier, await store.tally(job_id)), headers)
-        job = await _new_job(store, asked, endpoints, placed_inputs, owner, viewer(http, is_shared))
-        job = await add_job(store, replace(job, id=job_id), idempotency_key)
-        # A concurrent call may have been first.
-        _check_repeats(job, asked, str(idempotency_key))
-        runner.wake()
-        return _shown(body_of(job, await store.tally(job_id) if idempotency_key else Tally()), headers)
+        job = await batches.create(http, asked, owner, idempotency_key)
+        tally = await store.tally(job.id) if idempotency_key else Tally()
+        return _shown(batches.body(job, tally), headers)
 
     @routes.get(BATCHES.path)
     async def list_batches(
         http: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
-        page = await store.list_jobs(viewer(http, is_shared), after and JobId(after), limit)  # type: ignore[arg-type]
+        page = await store.list_jobs(batches.viewer(http), after and JobId(after), limit)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
-        found = await store.jobs([JobId(each) for each in page.ids])
-        return list_response([body_of(job, tally) for job, tally in found], page.has_more)
+        return list_response(await batches.bodies_of(page.ids), page.has_more)
 
     @routes.get(_ONE)
     async def one_batch(batch_id: str, http: Request) -> Response:
-        job = await find_job(store, batch_id, viewer(http, is_shared))
-        return _shown(body_of(job, await store.tally(job.id)))
+        job = await batches.find(http, batch_id)
+        return _shown(batches.body(job, await store.tally(job.id)))
 
     @routes.post(f"{_ONE}/cancel")
     async def cancel(batch_id: str, http: Request) -> Response:
-        job = await cancel_job(store, await find_job(store, batch_id, viewer(http, is_shared)))
-        if job.status not in ("cancelling", "cancelled"):
-            raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
-        runner.cancel(job.id)
-        return _shown(body_of(job, await store.tally(job.id)))
+        job = await batches.cancel(await batches.find(http, batch_id))
+        return _shown(batches.body(job, await store.tally(job.id)))
 
     return routes
 
@@ -115,99 +138,10 @@ def _shown(body: Json, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
 
 
-def _check_repeats(job: JobRecord, asked: AskedBatch, idempotency_key: str) -> None:
-    """Raises ApiError if the same key was used to create a different batch."""
-    found = job.input_file_id, job.endpoint, job.completion_window
-    if found != (asked.input_file_id, asked.endpoint, asked.completion_window):
-        raise used_key(idempotency_key)
-
-
 def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
     """Raises ApiError if this server does not post to `url`."""
     if url is not None and not is_allowed(url, allowed_urls):
         raise ApiError(400, f"{WEBHOOK_URL}: this server does not post to that URL", param=WEBHOOK_URL)
-
-
-async def _new_job(
-    store: Store,
-    asked: AskedBatch,
-    endpoints: Sequence[str],
-    placed_inputs: PlacedInputs,
-    owner: str,
-    viewer: str | None,
-) -> JobRecord:
-    if asked.endpoint not in endpoints:
-        message = f"endpoint={asked.endpoint!r}: must be one of {', '.join(endpoints)}"
-        raise ApiError(400, message, param="endpoint")
-    try:
-        window_s = parse_window(asked.completion_window)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="completion_window") from None
-    placed: PlacedInput | None = None
-    if is_url(asked.input_file_id):
-        placed = await placed_inputs.find(asked.input_file_id)
-    else:
-        await _check_uploaded(store, asked.input_file_id, viewer)
-    now = int(time.time())
-    return JobRecord(
-        id=new_job_id(),
-        endpoint=asked.endpoint,
-        input_file_id=FileId(asked.input_file_id),
-        completion_window=asked.completion_window,
-        created_at=now,
-        expires_at=now + window_s,
-        metadata=asked.metadata,
-        owner=owner,
-        output_expires_after_s=asked.output_expires_after_s,
-        webhook_url=asked.webhook_url,
-        placed_input=placed,
-    )
-
-
-async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> None:
-    file = await find_file(store, file_id, viewer, "input_file_id", status=400)
-    if file.purpose != "batch":
-        message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
-        raise ApiError(400, message, param="input_file_id")
-
-
-async def find_job(
-    store: Store, batch_id: str, viewer: str | None, param: str = "batch_id", ids: re.Pattern[str] = _ID
-) -> JobRecord:
-    """Returns the job. Raises the same ApiError for a batch that does not exist, for another owner's, and for an id
-    that is none of `ids`."""
-    job = await store.job(JobId(batch_id)) if ids.fullmatch(batch_id) else None
-    if job is None or viewer not in (None, job.owner):
-        raise ApiError(404, f"{param}={batch_id!r}: there is no such batch", param=param)
-    return job
-
-
-def job_id_of(owner: str, idempotency_key: str | None, prefix: str = "batch_") -> JobId:
-    """Returns the id of a new job, which is the same for all calls of an owner with the same key."""
-    if not idempotency_key:
-        return new_job_id(prefix)
-    named = msgspec.json.encode([owner, idempotency_key])
-    return JobId(prefix + hashlib.sha256(named).hexdigest()[:24])
-
-
-def used_key(idempotency_key: str) -> ApiError:
-    """Returns the error for a key that was used to create a different batch."""
-    return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
-
-
-async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> JobRecord:
-    """Adds the job, and returns the stored job with this id. Two calls may be concurrent with the same
-    `Idempotency-Key`: the first one's job is stored. Raises ApiError and StoreAway."""
-    try:
-        is_added = await repeated(store.add_job, job)
-    except TooManyJobs as error:
-        raise ApiError(429, str(error), code="too_many_batches") from None
-    except StoreFull as error:
-        raise ApiError(413, str(error), code="storage_full") from None
-    if not is_added:
-        raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
-    stored = await repeated(store.job, job.id) if idempotency_key else None
-    return stored or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: JobForecast) -> Json:

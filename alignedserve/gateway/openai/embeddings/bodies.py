@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS
-from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS, Slo
+from alignedserve.gateway.generation.call import ServiceTier
 from alignedserve.gateway.http.fields import BodyFields
 from alignedserve.gateway.openai.bodies import Messages, Prompt
 

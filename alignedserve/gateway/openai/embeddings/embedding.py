@@ -7,19 +7,18 @@ a chat by eight seconds.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
-from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.generation.call import Call
+from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, rejection
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.islands.islands import Islands
 from alignedserve.gateway.islands.output_queue import News
-from alignedserve.process.logs import request_id
-from alignedserve.protocol.messages import PromptProgress, Rejected, Request
+from alignedserve.protocol.messages import PromptProgress, Rejected
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
@@ -58,16 +57,11 @@ _in_real_time: WeakKeyDictionary[Islands, dict[str, _VectorCalls]] = WeakKeyDict
 
 @dataclass(eq=False)
 class Embedding:
+    # With its service (service.py).
+    call: Call[Any]
     islands: Islands
+    # The call's prompts, unpacked.
     prompts: Sequence[list[int]]
-    # One of POOLINGS.
-    pooling: str
-    service: Service
-    # See messages.Request.
-    cache_salt: str = ""
-    adapter: str = ""
-    # The owner of the call's API key.
-    owner: str = ""
     _open: dict[int, RequestKey] = field(default_factory=dict)
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
@@ -107,15 +101,15 @@ class Embedding:
             calls.num_open -= len(keys)
             self._begins_no_more(calls)
             calls.num_calls -= 1
-            if self.service.tier == "rt" and not calls.num_calls:
-                del _in_real_time[self.islands][self.owner]
+            if self.call.request.tier == "rt" and not calls.num_calls:
+                del _in_real_time[self.islands][self.call.request.owner]
         self.islands.close_all(keys)
 
     def _joined(self) -> _VectorCalls:
         """Returns the group of this call: the owner's real-time calls, or the call alone."""
         calls = _VectorCalls()
-        if self.service.tier == "rt":
-            calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.owner, calls)
+        if self.call.request.tier == "rt":
+            calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.call.request.owner, calls)
         calls.num_calls += 1
         calls.num_beginning += 1
         self._calls, self._is_beginning = calls, True
@@ -133,8 +127,8 @@ class Embedding:
 
     async def _begin_some(self, calls: _VectorCalls) -> None:
         """Begins some requests. Raises ApiError if there is no router."""
-        async with self.islands.opening(self.service.tier) as turn:
-            if self._num_begun or self.service.tier != "rt":
+        async with self.islands.opening(self.call.request.tier) as turn:
+            if self._num_begun or self.call.request.tier != "rt":
                 await turn()
             num_tokens = 0
             left = max(MAX_OPEN - calls.num_open, calls.least - len(self._open))
@@ -147,23 +141,8 @@ class Embedding:
                     break
 
     def _begin(self, calls: _VectorCalls) -> None:
-        index, service = self._num_begun, self.service
-        request = Request(
-            key=new_key(),
-            prompt=self.prompts[index],
-            params=NO_SAMPLING,
-            seed=0,
-            arrival_s=time.monotonic(),
-            ttft_s=service.ttft_s,
-            tier=service.tier,
-            deadline_s=service.deadline_s,
-            request_id=request_id.get() or "",
-            slo_defaults=[name for name in service.slo_defaults if name == "ttft_s"],
-            cache_salt=self.cache_salt,
-            pooling=self.pooling,
-            adapter=self.adapter,
-            owner=self.owner,
-        )
+        index = self._num_begun
+        request = self.call.new_request(self.prompts[index], NO_SAMPLING, seed=0)
         self._num_begun += 1
         self._open[index] = request.key
         calls.num_open += 1

@@ -6,14 +6,14 @@ import base64
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from alignedserve.engine.request import check_ids
+from alignedserve.gateway.generation.call import AnswerSpec, Call, CallRunner, Spec, packed, unpacked
 from alignedserve.gateway.generation.chat import readable, template_variables
-from alignedserve.gateway.generation.endpoint import CallRunner, PreparedCall, packed, salt_of, unpacked
-from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece, array_of, encode, object_of
 from alignedserve.gateway.limits.limits import CallLimits
@@ -27,34 +27,26 @@ from alignedserve.gateway.openai.embeddings.bodies import (
     ScoreBody,
 )
 from alignedserve.gateway.openai.embeddings.embedding import Embedding
-from alignedserve.protocol.pooling import DTYPE
-from alignedserve.types import InvalidRequest
+from alignedserve.protocol.messages import Request
+from alignedserve.protocol.pooling import DTYPE, NO_SAMPLING, POOLINGS
+from alignedserve.types import InvalidRequest, RequestKey
 
 # An embedding as it arrives from the router: see protocol/pooling.py.
 Vector = bytes
 
 
-class PreparedEmbedding(PreparedCall, frozen=True, kw_only=True):
-    async def whole(
-        self, runner: CallRunner, service: Service, owner: str
-    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
-        prompts = [await unpacked(prompt) for prompt in self.prompts]
-        embedding = Embedding(
-            runner.islands,
-            prompts,
-            runner.embedding_pooling,
-            service,
-            salt_of(owner, self.cache_salt),
-            self.adapter,
-            owner,
-        )
+class VectorSpec(AnswerSpec, frozen=True, kw_only=True):
+    async def whole(self, call: Call[Any], runner: CallRunner) -> tuple[Iterable[Piece], Mapping[str, Any]]:
+        prompts = [await unpacked(prompt) for prompt in call.prompts]
+        call = replace(call, request=replace(call.request, pooling=runner.embedding_pooling))
+        embedding = Embedding(call, runner.islands, prompts)
         try:
             vectors = await embedding.vectors()
         finally:
             embedding.close()
         num_tokens = sum(map(len, prompts))
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        name = runner.model.answering_as(self.adapter).name
+        name = runner.model.answering_as(call.request.adapter).name
         return self.pieces(vectors, name, usage), usage
 
     def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
@@ -62,7 +54,7 @@ class PreparedEmbedding(PreparedCall, frozen=True, kw_only=True):
         raise NotImplementedError
 
 
-class PreparedEmbeddings(PreparedEmbedding, frozen=True, kw_only=True):
+class EmbeddingsSpec(VectorSpec, frozen=True, kw_only=True):
     is_base64: bool
     dimensions: int | None
 
@@ -81,7 +73,7 @@ class PreparedEmbeddings(PreparedEmbedding, frozen=True, kw_only=True):
         return numbers
 
 
-class PreparedPooling(PreparedEmbeddings, frozen=True, kw_only=True):
+class PoolingSpec(EmbeddingsSpec, frozen=True, kw_only=True):
     def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
         data = array_of([self._item(index, vector)] for index, vector in enumerate(vectors))
         body = {"id": f"pool-{secrets.token_hex(12)}", "object": "list", "created": int(time.time())}
@@ -91,7 +83,7 @@ class PreparedPooling(PreparedEmbeddings, frozen=True, kw_only=True):
         return encode({"object": "pooling", "index": index, "data": self._shown(vector)})
 
 
-class PreparedScore(PreparedEmbedding, frozen=True, kw_only=True):
+class ScoreSpec(VectorSpec, frozen=True, kw_only=True):
     # The number of texts with which the others are compared. They come first among the prompts.
     num_ones: int
 
@@ -105,7 +97,7 @@ class PreparedScore(PreparedEmbedding, frozen=True, kw_only=True):
         yield encode(body | {"model": model, "data": data, "usage": usage})
 
 
-class PreparedRerank(PreparedEmbedding, frozen=True, kw_only=True):
+class RerankSpec(VectorSpec, frozen=True, kw_only=True):
     # 0: one per document.
     num_results: int
     # None: they are not shown.
@@ -144,25 +136,28 @@ def _numbers(vector: Vector) -> np.ndarray:
 
 
 Input = str | list[int]
+Embeddings = TypeVar("Embeddings", bound=EmbeddingsSpec)
 
 
-def embeddings(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> PreparedEmbeddings:
+def embeddings(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> Call[EmbeddingsSpec]:
     """Returns the call for embeddings. Raises ApiError and InvalidRequest."""
-    return PreparedEmbeddings(**_vector_fields(body, model, limits))
+    return _vectors(body, model, limits, EmbeddingsSpec)
 
 
-def pooling(body: PoolingBody, model: ServedModel, limits: CallLimits) -> PreparedPooling:
+def pooling(body: PoolingBody, model: ServedModel, limits: CallLimits) -> Call[PoolingSpec]:
     """Returns the call for pooled states. Raises ApiError and InvalidRequest."""
-    return PreparedPooling(**_vector_fields(body, model, limits))
+    return _vectors(body, model, limits, PoolingSpec)
 
 
-def classify(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> PreparedEmbedding:
+def classify(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> Call[EmbeddingsSpec]:
     """Raises ApiError: no model of the supported architectures has classes."""
     model.check_name(body.model)
     raise ApiError(400, "the model has no classification head", param="model")
 
 
-def _vector_fields(body: EmbeddingsBody, model: ServedModel, limits: CallLimits) -> dict[str, Any]:
+def _vectors(
+    body: EmbeddingsBody, model: ServedModel, limits: CallLimits, kind: type[Embeddings]
+) -> Call[Embeddings]:
     most = model.embedding_size
     if body.dimensions is not None and most is not None and body.dimensions > most:
         raise InvalidRequest(
@@ -173,8 +168,8 @@ def _vector_fields(body: EmbeddingsBody, model: ServedModel, limits: CallLimits)
     inputs: dict[str, Sequence[Input]] = {"input": body.inputs}
     if body.messages is not None:
         inputs = {"messages": [_chat_ids(body, body.messages, model)]}
-    shown = {"is_base64": body.encoding_format == "base64", "dimensions": body.dimensions}
-    return _fields(body, inputs, model, limits) | shown
+    spec = kind(is_base64=body.encoding_format == "base64", dimensions=body.dimensions)
+    return _call(body, inputs, model, limits, spec)
 
 
 def _chat_ids(body: EmbeddingsBody, messages: Sequence[dict[str, Any]], model: ServedModel) -> list[int]:
@@ -186,23 +181,20 @@ def _chat_ids(body: EmbeddingsBody, messages: Sequence[dict[str, Any]], model: S
     return model.chat_ids(readable(messages), variables, bool(body.add_special_tokens), is_bounded)
 
 
-def score(body: ScoreBody, model: ServedModel, limits: CallLimits) -> PreparedScore:
+def score(body: ScoreBody, model: ServedModel, limits: CallLimits) -> Call[ScoreSpec]:
     """Returns the call for scores. Raises ApiError and InvalidRequest."""
     ones, others = _listed(body.text_1), _listed(body.text_2)
     if len(ones) not in (1, len(others)):
         message = f"{len(ones)} texts, for {len(others)} in text_2; must be one, or the same number"
         raise _wrong("text_1", message)
-    fields = _fields(body, {"text_1": ones, "text_2": others}, model, limits)
-    return PreparedScore(**fields, num_ones=len(ones))
+    return _call(body, {"text_1": ones, "text_2": others}, model, limits, ScoreSpec(num_ones=len(ones)))
 
 
-def rerank(body: RerankBody, model: ServedModel, limits: CallLimits) -> PreparedRerank:
+def rerank(body: RerankBody, model: ServedModel, limits: CallLimits) -> Call[RerankSpec]:
     """Returns the call for a ranking. Raises ApiError and InvalidRequest."""
-    fields = _fields(body, {"query": [body.query], "documents": body.documents}, model, limits)
-    shows_documents = body.return_documents is not False
-    return PreparedRerank(
-        **fields, num_results=body.top_n or 0, documents=body.documents if shows_documents else None
-    )
+    documents = None if body.return_documents is False else body.documents
+    spec = RerankSpec(num_results=body.top_n or 0, documents=documents)
+    return _call(body, {"query": [body.query], "documents": body.documents}, model, limits, spec)
 
 
 def _listed(texts: str | list[str]) -> list[str]:
@@ -213,10 +205,14 @@ def _wrong(name: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, f"{name}: {message}", param=name, code=code)
 
 
-def _fields(
-    body: EmbeddingBody, inputs: dict[str, Sequence[Input]], model: ServedModel, limits: CallLimits
-) -> dict[str, Any]:
-    """Returns the fields that every prepared call has. `inputs` are by the body's parameter."""
+def _call(
+    body: EmbeddingBody,
+    inputs: dict[str, Sequence[Input]],
+    model: ServedModel,
+    limits: CallLimits,
+    spec: Spec,
+) -> Call[Spec]:
+    """`inputs` are by the body's parameter."""
     model.check_name(body.model)
     num_inputs = sum(map(len, inputs.values()))
     if num_inputs > MAX_INPUTS:
@@ -229,13 +225,23 @@ def _fields(
     if num_tokens > limits.max_call_tokens:
         name = next(reversed(inputs))
         raise _wrong(name, f"{num_tokens} tokens in all; at most {limits.max_call_tokens} are allowed")
-    return {
-        "prompts": [packed(prompt) for prompt in prompts],
-        "service_tier": body.service_tier,
-        "ttft_ms": body.slo.ttft_ms if body.slo else None,
-        "cache_salt": body.cache_salt or "",
-        "adapter": model.adapter_of(body.model),
-    }
+    return Call(
+        request=Request(
+            key=RequestKey(0),
+            prompt=[],
+            params=NO_SAMPLING,
+            seed=0,
+            arrival_s=0.0,
+            cache_salt=body.cache_salt or "",
+            # The gateway knows which one.
+            pooling=POOLINGS[0],
+            adapter=model.adapter_of(body.model),
+        ),
+        prompts=[packed(prompt) for prompt in prompts],
+        spec=spec,
+        service_tier=body.service_tier,
+        ttft_ms=body.slo.ttft_ms if body.slo else None,
+    )
 
 
 def _checked(

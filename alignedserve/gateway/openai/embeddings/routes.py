@@ -7,14 +7,10 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import Endpoint, PreparedCall
-from alignedserve.gateway.generation.responding import RequestBuilder, unless_gone
-from alignedserve.gateway.generation.service import Slo, service_of
-from alignedserve.gateway.http.access import add_choices
+from alignedserve.gateway.generation.call import Call
+from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.responding import RequestBuilder, read_call, respond
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.json_pieces import json_response
-from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.embeddings.bodies import (
     EmbeddingsBody,
     PoolingBody,
@@ -22,11 +18,10 @@ from alignedserve.gateway.openai.embeddings.bodies import (
     ScoreBody,
 )
 from alignedserve.gateway.openai.embeddings.prepared import (
-    PreparedEmbedding,
-    PreparedEmbeddings,
-    PreparedPooling,
-    PreparedRerank,
-    PreparedScore,
+    EmbeddingsSpec,
+    PoolingSpec,
+    RerankSpec,
+    ScoreSpec,
     classify,
     embeddings,
     pooling,
@@ -35,16 +30,16 @@ from alignedserve.gateway.openai.embeddings.prepared import (
 )
 
 EMBEDDINGS: Final = Endpoint(
-    "/v1/embeddings", EmbeddingsBody, embeddings, PreparedEmbeddings, in_batches=True
+    "/v1/embeddings", EmbeddingsBody, embeddings, Call[EmbeddingsSpec], in_batches=True
 )
-POOLING: Final = Endpoint("/pooling", PoolingBody, pooling, PreparedPooling, in_batches=True)
-CLASSIFY: Final = Endpoint("/classify", EmbeddingsBody, classify, PreparedEmbedding)
-SCORE: Final = Endpoint("/v1/score", ScoreBody, score, PreparedScore, in_batches=True)
+POOLING: Final = Endpoint("/pooling", PoolingBody, pooling, Call[PoolingSpec], in_batches=True)
+CLASSIFY: Final = Endpoint("/classify", EmbeddingsBody, classify, Call[EmbeddingsSpec])
+SCORE: Final = Endpoint("/v1/score", ScoreBody, score, Call[ScoreSpec], in_batches=True)
 # vLLM's older path.
-PLAIN_SCORE: Final = Endpoint("/score", ScoreBody, score, PreparedScore, in_batches=True)
+PLAIN_SCORE: Final = Endpoint("/score", ScoreBody, score, Call[ScoreSpec], in_batches=True)
 # Jina's, Cohere's and vLLM's own path.
 RERANKS: Final = tuple(
-    Endpoint(path, RerankBody, rerank, PreparedRerank, in_batches=True)
+    Endpoint(path, RerankBody, rerank, Call[RerankSpec], in_batches=True)
     for path in ("/v1/rerank", "/v2/rerank", "/rerank")
 )
 EMBEDDING_ENDPOINTS: Final = (EMBEDDINGS, POOLING, CLASSIFY, SCORE, PLAIN_SCORE, *RERANKS)
@@ -64,18 +59,5 @@ def _add(routes: APIRouter, endpoint: Endpoint, request_builder: RequestBuilder)
 
     @routes.post(endpoint.path, name=name, responses=_ANSWERED, openapi_extra=request_body(endpoint.body))
     async def answer(http: Request) -> Response:
-        preparing = request_builder.preparer.result(endpoint, await json_body(http), owner_of(http))
-        call = await unless_gone(http, preparing)
-        assert isinstance(call, PreparedCall)
-        return await respond_with_vectors(http, call, request_builder)
-
-
-async def respond_with_vectors(
-    http: Request, call: PreparedCall, request_builder: RequestBuilder
-) -> Response:
-    """Runs a call for embeddings and sends its answer. Raises ApiError and InvalidRequest."""
-    service = service_of(call.service_tier, Slo(ttft_ms=call.ttft_ms), http.headers, request_builder.slo)
-    headers = request_builder.ignored_parameters.note(call.ignored)
-    add_choices(http, len(call.prompts))
-    pieces, _ = await unless_gone(http, call.whole(request_builder, service, owner_of(http)))
-    return await json_response(pieces, headers)
+        call = await read_call(http, endpoint, request_builder)
+        return await respond(http, call, request_builder)

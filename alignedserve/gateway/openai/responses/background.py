@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.gateway.generation.endpoint import CallContext, Endpoint, Needed, Prepared
+from alignedserve.gateway.generation.call import Call, CallContext
+from alignedserve.gateway.generation.endpoint import Endpoint, Needed
 from alignedserve.gateway.generation.responding import RequestBuilder
-from alignedserve.gateway.generation.service import Slo, service_of
+from alignedserve.gateway.generation.service import served
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import Json, encode
 from alignedserve.gateway.http.reading import BodyMemory
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, ResponseSpec
 from alignedserve.gateway.openai.responses.kept import (
     EarlierConversation,
     KeptResponses,
@@ -27,7 +28,6 @@ from alignedserve.gateway.openai.responses.kept import (
     parts_of,
 )
 from alignedserve.gateway.openai.responses.output import Output
-from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
     ConversationFull,
     Delivery,
@@ -81,13 +81,13 @@ class BackgroundResponses:
     # ---- called by routes ----
 
     async def begin(
-        self, call: PreparedResponse, body: Sequence[bytes], owner: str, before: EarlierConversation
+        self, call: Call[ResponseSpec], body: Sequence[bytes], owner: str, before: EarlierConversation
     ) -> ResponseHead:
         """Stores the call, which is answered later, and returns the response as it is now. Raises ApiError, StoreFull
         and TooManyJobs."""
-        state = self._builder(call, int(time.time())).state("queued")
-        parts: dict[Part, Pieces] = {**parts_of(call), "call": body}
-        head = head_of(call, owner, before, state, parts)
+        state = self._builder(call, owner, int(time.time())).state("queued")
+        parts: dict[Part, Pieces] = {**parts_of(call.spec), "call": body}
+        head = head_of(call.spec, owner, before, state, parts)
         await self._store.add(head, parts)
         self._poller.wake()
         return head
@@ -179,14 +179,13 @@ class BackgroundResponses:
         """Runs the call. Returns the final state and the output. Raises ApiError, InvalidRequest and ResponseGone."""
         request_builder = self._request_builder
         call = await retried(self._prepared, head)
-        slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
-        service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        builder, usage = await request_builder.collect(call, service, head.owner)
+        call = served(call, {}, request_builder.slo, head.owner)
+        builder, usage = await request_builder.collect(call)
         assert isinstance(builder, ResponsesBuilder)
         state = builder.finished(usage)
         return state | {"created_at": head.created_at}, builder.output
 
-    async def _prepared(self, head: ResponseHead) -> Prepared:
+    async def _prepared(self, head: ResponseHead) -> Call[ResponseSpec]:
         """Returns the call without the parts that are stored already."""
         with self._memory.share(head.owner) as share:
             share.add(head.size_of("call"))
@@ -195,10 +194,10 @@ class BackgroundResponses:
             if needed := _needed(head):
                 before = await self._kept.before(needed, head.owner, share, head.size_of("call"))
             call, _ = await self._kept.prepared(preparer, self._endpoint, body, head.owner, share, before)
-        assert isinstance(call, PreparedResponse)
-        return msgspec.structs.replace(
-            call, response_id=head.id, repeated=b"{}", input_items=b"", item_index=b""
-        )
+        assert isinstance(call, Call)
+        replace = msgspec.structs.replace
+        spec = replace(call.spec, response_id=head.id, repeated=b"{}", input_items=b"", item_index=b"")
+        return replace(call, spec=spec)
 
     async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
         """Stores the final state and the output. Raises ApiError if the conversation has no room for the output."""
@@ -225,12 +224,10 @@ class BackgroundResponses:
         state = msgspec.json.decode(head.state) | {"status": "failed", "error": found}
         await self._end(head, state, lease)
 
-    def _builder(self, call: PreparedResponse, created: int) -> ResponsesBuilder:
-        request_builder = self._request_builder
-        slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
-        service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        model = request_builder.model.answering_as(call.adapter)
-        return call.response_builder(CallContext(model, service, [], created))
+    def _builder(self, call: Call[ResponseSpec], owner: str, created: int) -> ResponsesBuilder:
+        call = served(call, {}, self._request_builder.slo, owner)
+        model = self._request_builder.model.answering_as(call.request.adapter)
+        return call.spec.builder(CallContext(model, str(call.service_tier), [], created))
 
 
 def _needed(head: ResponseHead) -> Needed | None:

@@ -59,6 +59,7 @@ class ConversationName(BodyFields):
 
 
 class ResponseBody(AnyChatBody):
+    form_name: ClassVar[str] = "text.format"
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "context_management": ": this server does not summarise conversations",
@@ -115,10 +116,6 @@ class ResponseBody(AnyChatBody):
             "messages": "input",
             "logprobs": "top_logprobs",
         }
-
-    @property
-    def form_name(self) -> str:
-        return "text.format"
 
     @property
     def num_logprobs(self) -> int | None:

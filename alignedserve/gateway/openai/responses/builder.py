@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, ResponseBuilder, TokenUsage
+import msgspec
+
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, ResponseBuilder, TokenUsage
+from alignedserve.gateway.generation.chat import TextSpec
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.items import new_stem
 from alignedserve.gateway.openai.responses.output import Output, run
 from alignedserve.gateway.openai.responses.written import Event, WrittenText, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
-from alignedserve.gateway.tools.readers import Read, Reader
+from alignedserve.gateway.tools.readers import Read
 
 _ID_PREFIX = "resp_"
 
@@ -24,17 +26,29 @@ def new_response_id() -> str:
     return _ID_PREFIX + new_stem()
 
 
+class ResponseSpec(TextSpec, frozen=True, kw_only=True):
+    response_id: str = msgspec.field(default_factory=new_response_id)
+    # The fields of the call that the response repeats, as a JSON object.
+    repeated: bytes = b"{}"
+    # The items of the call's input, as JSON with commas between them.
+    input_items: bytes = b""
+    # A line per item: its end in `input_items`, and its id as JSON.
+    item_index: bytes = b""
+    is_stored: bool = True
+    is_background: bool = False
+    previous_response_id: str | None = None
+    conversation_id: str | None = None
+    # The number of top tokens with each token. None: no log-probabilities.
+    num_logprobs: int | None = None
+
+    def builder(self, answering: CallContext) -> ResponsesBuilder:
+        return ResponsesBuilder(answering, self)
+
+
 @dataclass
 class ResponsesBuilder(ResponseBuilder):
     answering: CallContext
-    # The fields of the call that the response repeats, as a JSON object.
-    repeated: bytes
-    new_reader: Callable[[], Reader]
-    # The number of top tokens with each token. None: no log-probabilities.
-    num_logprobs: int | None = None
-    shows_reasoning: bool = True
-    id: str = field(default_factory=new_response_id)
-    is_stored: bool = True
+    spec: ResponseSpec
     output: Output = field(init=False)
     _number: int = 0
     _num_reasoning_tokens: int = 0
@@ -43,7 +57,8 @@ class ResponsesBuilder(ResponseBuilder):
     _completed_at: int | None = None
 
     def __post_init__(self) -> None:
-        self._reader = self.new_reader()
+        self.id, self.is_stored = self.spec.response_id, self.spec.is_stored
+        self._reader = self.spec.reading.new_reader()
         self.output = Output(self.id.removeprefix(_ID_PREFIX))
 
     # ---- whole ----
@@ -96,13 +111,13 @@ class ResponsesBuilder(ResponseBuilder):
             "error": None,
             "incomplete_details": None,
             "model": self.answering.model.name,
-            "service_tier": self.answering.service.name,
+            "service_tier": self.answering.tier,
             "store": self.is_stored,
             "usage": None,
         }
 
     def _pieces(self, state: Json) -> Iterator[Piece]:
-        pieces = response_pieces(encode(state), self.output.items, memoryview(self.repeated)[1:])
+        pieces = response_pieces(encode(state), self.output.items, memoryview(self.spec.repeated)[1:])
         # No piece is in the store.
         return cast(Iterator[Piece], pieces)
 
@@ -120,11 +135,11 @@ class ResponsesBuilder(ResponseBuilder):
             if is_last and delta.finish_reason is not None:
                 self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
                 read.add(self._reader.end(is_cut=delta.is_cut))
-            if self.num_logprobs is None and not is_last:
+            if self.spec.num_logprobs is None and not is_last:
                 # Without log-probabilities, one event for all steps is cheaper.
                 continue
             is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
-            if not self.shows_reasoning:
+            if not self.spec.shows_reasoning:
                 read.drop_thoughts()
             yield from self.output.add(read, logprobs[:num_tokens], is_thought)
             logprobs, read = logprobs[num_tokens:], Read()
@@ -147,7 +162,7 @@ class ResponsesBuilder(ResponseBuilder):
         }
 
     def _logprobs(self, delta: ChoiceDelta) -> Sequence[Json]:
-        if self.num_logprobs is None:
+        if self.spec.num_logprobs is None:
             return ()
         model = self.answering.model
         return chat_logprobs(delta.token_ids, delta.logprobs, model, model.token_text)

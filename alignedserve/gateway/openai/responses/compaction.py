@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import Field
 
-from alignedserve.gateway.generation.chat import PreparedChat, chat_fields
-from alignedserve.gateway.generation.endpoint import Beside, CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
+from alignedserve.gateway.generation.call import Call, CallContext, ChoiceDelta, TokenUsage
+from alignedserve.gateway.generation.chat import chat_call
+from alignedserve.gateway.generation.endpoint import Beside
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Piece, encode, object_of
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, ResponseSpec
 from alignedserve.gateway.openai.responses.items import Item, completed, kept_json, new_id
 from alignedserve.gateway.openai.responses.prepare import items_of
 from alignedserve.gateway.tools.readers import CollectedText
@@ -41,17 +41,17 @@ class CompactBody(ResponseBody):
     input: str | list[Any] = Field(default_factory=list)
 
 
-class PreparedCompaction(PreparedChat, frozen=True, kw_only=True):
+class CompactionSpec(ResponseSpec, frozen=True, kw_only=True):
     # The user's messages, as JSON with commas between them.
     asked: bytes
 
-    def response_builder(self, answering: CallContext) -> CompactionBuilder:
-        return CompactionBuilder(answering, b"{}", self.reading.new_reader, asked=self.asked)
+    def builder(self, answering: CallContext) -> CompactionBuilder:
+        return CompactionBuilder(answering, self)
 
 
 @dataclass
 class CompactionBuilder(ResponsesBuilder):
-    asked: bytes = b""
+    spec: CompactionSpec
     _collected: CollectedText = field(default_factory=CollectedText)
     _is_too_long: bool = False
 
@@ -75,13 +75,13 @@ class CompactionBuilder(ResponsesBuilder):
             raise ApiError(500, "the model has written no summary")
         head = {"id": self.id, "object": "response.compaction", "created_at": self.answering.created}
         last = encode(compaction_item(summary))
-        output = [b"[", self.asked, b"," if self.asked else b"", last, b"]"]
+        output = [b"[", self.spec.asked, b"," if self.spec.asked else b"", last, b"]"]
         return object_of(head | {"usage": self._usage(usage)}, {"output": output})
 
 
 def compaction(
     body: CompactBody, model: ServedModel, limits: CallLimits, beside: Beside
-) -> PreparedCompaction:
+) -> Call[CompactionSpec]:
     """Returns the call that summarizes a conversation. Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         for name in ("background", "stream"):
@@ -95,7 +95,7 @@ def compaction(
         )
         chat = body.conversation_of(_with_question(items))
         asked = b",".join(kept_json("input", completed(item)) for item in items if _is_asked(item))
-        return PreparedCompaction(**chat_fields(body, chat, model, limits), asked=asked)
+        return chat_call(body, chat, model, limits, CompactionSpec(asked=asked))
 
 
 def compaction_item(summary: str) -> Item:

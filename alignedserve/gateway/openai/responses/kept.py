@@ -11,21 +11,20 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+from alignedserve.gateway.generation.call import ResponseBuilder, TokenUsage
 from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
 from alignedserve.gateway.generation.preparer import Preparer
-from alignedserve.gateway.generation.response_builder import ResponseBuilder, TokenUsage
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
 from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, ResponseSpec
 from alignedserve.gateway.openai.responses.conversations import (
     KeptConversations,
     said_pieces,
     storage_full,
 )
 from alignedserve.gateway.openai.responses.output import Output, spans_without_logprobs
-from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.gateway.openai.responses.references import MAX_TURNS, stored_items
 from alignedserve.store import (
     ConversationFull,
@@ -85,7 +84,7 @@ class KeptResponses:
 
     async def keep(
         self,
-        call: PreparedResponse,
+        spec: ResponseSpec,
         owner: str,
         before: EarlierConversation,
         builder: ResponseBuilder,
@@ -94,14 +93,14 @@ class KeptResponses:
         """Stores a response that has ended, and adds it to its conversation. If it can't be stored, its `store` becomes
         false. Raises ApiError if it has a conversation, because the next turn would otherwise lack this one."""
         assert isinstance(builder, ResponsesBuilder)
-        output, name = builder.output, call.conversation_id
-        if self._store is None or not call.is_stored:
+        output, name = builder.output, spec.conversation_id
+        if self._store is None or not spec.is_stored:
             builder.is_stored = False
             if name is not None:
-                await self._append(call, owner, name, builder)
+                await self._append(spec, owner, name, builder)
             return
-        parts = parts_of(call) | output_parts(output)
-        head = head_of(call, owner, before, builder.finished(usage), parts, output.num_logprob_bytes)
+        parts = parts_of(spec) | output_parts(output)
+        head = head_of(spec, owner, before, builder.finished(usage), parts, output.num_logprob_bytes)
         turn = None if name is None else self.conversations.turn_of(name, output)
         try:
             if turn is None:
@@ -224,10 +223,10 @@ class KeptResponses:
             return None
         return await self._store.item_page(head.id, name, limit, order)
 
-    async def _append(self, call: PreparedResponse, owner: str, name: str, builder: ResponsesBuilder) -> None:
+    async def _append(self, spec: ResponseSpec, owner: str, name: str, builder: ResponsesBuilder) -> None:
         """Adds a response that is not stored to its conversation, unless that was deleted. Raises ApiError."""
         said = NewItems(said_pieces(builder.output), builder.output.index())
-        new = [NewItems([call.input_items], call.item_index), said]
+        new = [NewItems([spec.input_items], spec.item_index), said]
         try:
             await self.conversations.append_turn(name, owner, new, builder.id)
         except StoreAway as error:
@@ -303,12 +302,12 @@ def _no_previous(response_id: str) -> ApiError:
     return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
 
 
-def parts_of(call: PreparedResponse) -> dict[Part, Pieces]:
+def parts_of(spec: ResponseSpec) -> dict[Part, Pieces]:
     """Returns the stored parts of a call, which do not depend on its answer."""
     return {
-        "input_items": [call.input_items],
-        "item_index": [call.item_index],
-        "repeated": [call.repeated],
+        "input_items": [spec.input_items],
+        "item_index": [spec.item_index],
+        "repeated": [spec.repeated],
     }
 
 
@@ -317,7 +316,7 @@ def output_parts(output: Output) -> dict[Part, Pieces]:
 
 
 def head_of(
-    call: PreparedResponse,
+    spec: ResponseSpec,
     owner: str,
     before: EarlierConversation,
     state: Json,
@@ -325,7 +324,7 @@ def head_of(
     num_logprob_bytes: int = 0,
 ) -> ResponseHead:
     now = int(time.time())
-    previous, conversation = call.previous_response_id, call.conversation_id
+    previous, conversation = spec.previous_response_id, spec.conversation_id
     return ResponseHead(
         id=ResponseId(state["id"]),
         owner=owner,
@@ -334,7 +333,7 @@ def head_of(
         expires_at=now + KEPT_S,
         previous_id=None if previous is None else ResponseId(previous),
         conversation_id=None if conversation is None else ConversationId(conversation),
-        is_background=call.is_background,
+        is_background=spec.is_background,
         num_turns=before.num_turns + 1,
         num_earlier_bytes=before.num_bytes,
         num_bytes=sizes_of(parts),

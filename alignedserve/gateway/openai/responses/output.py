@@ -10,7 +10,7 @@ from typing import Any, Final
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.items import index_of, new_id, new_stem
 from alignedserve.gateway.openai.responses.output_items import (
-    Call,
+    CallItem,
     Message,
     OutputItem,
     ReasoningItem,
@@ -89,7 +89,7 @@ class Output:
                     yield from self._call(part)
         if not (is_said or is_thought):
             self._wait(logprobs)
-        if isinstance(self._open, Call):
+        if isinstance(self._open, CallItem):
             self._waiting.clear()
 
     def finish(self, status: str) -> Iterator[Event]:
@@ -140,7 +140,7 @@ class Output:
             self._waiting.clear()
             yield from self.end("completed")
             item_id, call_id = self._new_id("function_call"), self._call_id(piece.id)
-            yield from self._begin(Call(len(self._ids), item_id, name=piece.name, call_id=call_id))
+            yield from self._begin(CallItem(len(self._ids), item_id, name=piece.name, call_id=call_id))
         if piece.arguments and self._open:
             yield self._open.add(_json_text(piece.arguments))
 

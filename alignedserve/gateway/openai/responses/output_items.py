@@ -124,7 +124,7 @@ class ReasoningItem(TextItem):
 
 
 @dataclass(eq=False)
-class Call(OutputItem):
+class CallItem(OutputItem):
     name: str = ""
     call_id: str = ""
 
@@ -160,4 +160,4 @@ def restored(
             return Message(index, item["id"], text, logprobs)
         case "reasoning":
             return ReasoningItem(index, item["id"], text)
-    return Call(index, item["id"], text, name=item["name"], call_id=item["call_id"])
+    return CallItem(index, item["id"], text, name=item["name"], call_id=item["call_id"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from alignedserve.gateway.generation.chat import PreparedChat, chat_fields, count_prompt
+from msgspec.structs import replace
+
+from alignedserve.gateway.generation.call import Call
+from alignedserve.gateway.generation.chat import chat_call, count_prompt
 from alignedserve.gateway.generation.endpoint import (
     Beside,
-    CallContext,
     ConversationNeeded,
     DirectAnswer,
     Expands,
@@ -19,38 +21,14 @@ from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits.limits import CallLimits
 from alignedserve.gateway.model.served_model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, new_response_id
+from alignedserve.gateway.openai.responses.builder import ResponseSpec, new_response_id
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, stem_in
 from alignedserve.types import InvalidRequest
 
 
-class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
-    response_id: str
-    # The fields of the call that the response repeats, as JSON.
-    repeated: bytes
-    # The items of the call's input, as JSON with commas between them.
-    input_items: bytes
-    # A line per item: its end in `input_items`, and its id as JSON.
-    item_index: bytes
-    is_stored: bool
-    is_background: bool
-    previous_response_id: str | None
-    conversation_id: str | None
-    num_logprobs: int | None
-
-    def response_builder(self, answering: CallContext) -> ResponsesBuilder:
-        return ResponsesBuilder(
-            answering,
-            self.repeated,
-            self.reading.new_reader,
-            self.num_logprobs,
-            shows_reasoning=self.shows_reasoning,
-            id=self.response_id,
-            is_stored=self.is_stored,
-        )
-
-
-def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside: Beside) -> PreparedResponse:
+def response(
+    body: ResponseBody, model: ServedModel, limits: CallLimits, beside: Beside
+) -> Call[ResponseSpec]:
     """Returns the call of a response. Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         if body.background and body.store is False:
@@ -61,10 +39,7 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three characters may become one of twenty.
             raise too_large(limits.max_body_bytes, "as it would be stored, ")
-        found = chat_fields(body, body.conversation_of(items.all), model, limits)
-        found["ignored"] += _foreign_tools(body)
-        return PreparedResponse(
-            **found,
+        spec = ResponseSpec(
             response_id=response_id,
             repeated=repeated,
             input_items=input_items,
@@ -75,6 +50,8 @@ def response(body: ResponseBody, model: ServedModel, limits: CallLimits, beside:
             conversation_id=body.conversation_id,
             num_logprobs=body.num_logprobs,
         )
+        call = chat_call(body, body.conversation_of(items.all), model, limits, spec)
+        return replace(call, ignored=call.ignored + _foreign_tools(body))
 
 
 def input_tokens(body: ResponseBody, model: ServedModel, limits: CallLimits, beside: Beside) -> DirectAnswer:

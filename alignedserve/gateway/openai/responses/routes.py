@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from alignedserve.gateway.generation.call import Call
 from alignedserve.gateway.generation.endpoint import (
     DirectAnswer,
     Endpoint,
@@ -27,19 +28,20 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share, json_body
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
-from alignedserve.gateway.openai.responses.compaction import CompactBody, PreparedCompaction, compaction
+from alignedserve.gateway.openai.responses.builder import ResponseSpec
+from alignedserve.gateway.openai.responses.compaction import CompactBody, CompactionSpec, compaction
 from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
 from alignedserve.gateway.openai.responses.kept import EarlierConversation, KeptResponses, not_found
-from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
+from alignedserve.gateway.openai.responses.prepare import input_tokens, response
 from alignedserve.gateway.openai.responses.sending import page_of, response_of, stream_of
 from alignedserve.store import ResponseGone, ResponseStore, StoreFull, TooManyJobs
 
 RESPONSES = Endpoint(
-    "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
+    "/v1/responses", ResponseBody, response, Call[ResponseSpec], in_batches=True, has_conversations=True
 )
 INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
 COMPACT = Endpoint(
-    "/v1/responses/compact", CompactBody, compaction, PreparedCompaction, has_conversations=True
+    "/v1/responses/compact", CompactBody, compaction, Call[CompactionSpec], has_conversations=True
 )
 # Larger bodies are not decoded here to look up the response before them. If there is one, such a call takes two turns
 # in the child process for bodies.
@@ -72,9 +74,9 @@ def _add_calls(
         owner, body = owner_of(http), await json_body(http)
         preparing = _result(RESPONSES, body, owner, share_of(http), kept, preparer)
         call, before = await unless_gone(http, preparing)
-        assert isinstance(call, PreparedResponse)
-        if not call.is_background:
-            return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
+        assert isinstance(call, Call)
+        if not call.spec.is_background:
+            return await respond(http, call, request_builder, partial(kept.keep, call.spec, owner, before))
         if background is None:
             raise ApiError(400, "background: this server stores no responses", param="background")
         headers = ignored_parameters.note(call.ignored)
@@ -93,7 +95,7 @@ def _add_calls(
         owner, body = owner_of(http), await json_body(http)
         preparing = _result(COMPACT, body, owner, share_of(http), kept, preparer)
         call, _ = await unless_gone(http, preparing)
-        assert isinstance(call, PreparedCompaction)
+        assert isinstance(call, Call)
         return await respond(http, call, request_builder)
 
     @routes.post(INPUT_TOKENS.path, openapi_extra=request_body(ResponseBody))

@@ -12,17 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.generation.endpoint import CallContext
-from alignedserve.gateway.generation.response_builder import ChoiceDelta, TokenUsage
-from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.generation.call import CallContext, ChoiceDelta, TokenUsage
 from alignedserve.gateway.openai.choices_builder import Shown
-from alignedserve.gateway.openai.completions import ChatResponseBuilder
-from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.completions import ChatSpec
+from alignedserve.gateway.openai.responses.builder import ResponsesBuilder, ResponseSpec
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
 from alignedserve.gateway.openai.responses.written import StoredSpan
 from alignedserve.gateway.tools.harmony import HarmonyReader
-from alignedserve.gateway.tools.readers import CallPiece, Read, TextReader, ThoughtPiece
+from alignedserve.gateway.tools.readers import CallPiece, Read, ThoughtPiece
 from alignedserve.gateway.tools.reading import TextReading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.store import Part, ResponseHead, ResponseId
@@ -33,9 +31,9 @@ from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 USAGE = TokenUsage(1, 1)
 
 
-def builder_of(num_logprobs: int | None = None) -> ResponsesBuilder:
-    answering = CallContext(MODEL, Service(), [[5]], created=0)
-    return ResponsesBuilder(answering, b'{"tools":[]}', TextReader, num_logprobs)
+def builder_of(num_logprobs: int | None = None, repeated: bytes = b'{"tools":[]}') -> ResponsesBuilder:
+    answering = CallContext(MODEL, "default", [[5]], created=0)
+    return ResponseSpec(repeated=repeated, num_logprobs=num_logprobs).builder(answering)
 
 
 def delta_of(text: str, token: int = 30, finish_reason: str | None = None) -> ChoiceDelta:
@@ -60,7 +58,7 @@ def replayed(builder: ResponsesBuilder) -> list[Any]:
     parts: dict[Part, bytes] = {
         "output": b"".join(builder.output.items),
         "places": builder.output.places,
-        "repeated": builder.repeated,
+        "repeated": builder.spec.repeated,
     }
     state = builder.finished(USAGE)
     head = ResponseHead(
@@ -119,10 +117,9 @@ def items_in(
     reading: TextReading, pieces: Sequence[str], shows_reasoning: bool = True
 ) -> list[dict[str, Any]]:
     """Returns the items of a response whose text comes in these pieces, without their ids."""
-    answering = CallContext(MODEL, Service(), [[5]], created=0)
-    builder = ResponsesBuilder(
-        answering, b'{"tools":[]}', reading.new_reader, shows_reasoning=shows_reasoning
-    )
+    answering = CallContext(MODEL, "default", [[5]], created=0)
+    spec = ResponseSpec(repeated=b'{"tools":[]}', reading=reading, shows_reasoning=shows_reasoning)
+    builder = spec.builder(answering)
     deltas = [*map(delta_of, pieces[:-1]), delta_of(pieces[-1], finish_reason="stop")]
     events = streamed(builder, deltas)
     items: list[dict[str, Any]] = json.loads(b"[" + b"".join(builder.output.items) + b"]")
@@ -213,8 +210,8 @@ def test_what_is_kept_gives_the_events_that_were_sent() -> None:
 
 def test_what_is_large_is_sent_again_without_being_held() -> None:
     """Text, log-probabilities, what is repeated of the call: `read` above refuses to have one of them in one piece."""
-    builder = builder_of(num_logprobs=0)
-    builder.repeated = b'{"tools":[' + b",".join([b'"x"'] * SMALL_BYTES) + b"]}"
+    repeated = b'{"tools":[' + b",".join([b'"x"'] * SMALL_BYTES) + b"]}"
+    builder = builder_of(num_logprobs=0, repeated=repeated)
     events = streamed(builder, [*[delta_of("word " * 100)] * 700, delta_of("end", finish_reason="stop")])
     again = events_in(replayed(builder))
     assert [event["type"] for event in again] == list(dict.fromkeys(event["type"] for event in events))
@@ -287,10 +284,10 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
         )
 
     def made(deltas: Sequence[ChoiceDelta]) -> tuple[Any, Any]:
-        answering = CallContext(MODEL, Service(), [[5]], created=0)
-        builder = ResponsesBuilder(
-            answering, b'{"tools":[]}', reading.new_reader, 1, shows_reasoning=shows_reasoning
-        )
+        answering = CallContext(MODEL, "default", [[5]], created=0)
+        builder = ResponseSpec(
+            repeated=b'{"tools":[]}', reading=reading, num_logprobs=1, shows_reasoning=shows_reasoning
+        ).builder(answering)
         for delta in deltas:
             builder.add(delta)
         found = json.loads(b"".join(builder.whole(USAGE)))
@@ -298,12 +295,8 @@ def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool,
         return found["usage"]["output_tokens_details"], (message["text"], message["logprobs"])
 
     def counted(deltas: Sequence[ChoiceDelta]) -> Any:
-        builder = ChatResponseBuilder(
-            CallContext(MODEL, Service(), [[5]], created=0),
-            Shown(1),
-            new_reader=reading.new_reader,
-            shows_reasoning=shows_reasoning,
-        )
+        spec = ChatSpec(shown=Shown(1), reading=reading, shows_reasoning=shows_reasoning)
+        builder = spec.builder(CallContext(MODEL, "default", [[5]], created=0))
         for delta in deltas:
             builder.add(delta)
         return json.loads(b"".join(builder.whole(USAGE)))["usage"]["completion_tokens_details"]
