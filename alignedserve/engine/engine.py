@@ -202,7 +202,7 @@ class Engine:
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
             self._table.add_columns(request)
-            needed = self.format.num_columns(request.num_computed + count, request.keeps_inputs)
+            needed = request.num_columns_for(request.num_computed + count, self.format)
             if needed > request.num_columns:
                 raise RuntimeError(
                     f"{request.request_id}: {count} tokens are planned, which need {needed} columns of blocks, "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.lora_modules import name_of
+from alignedserve.kv.format import BlockFormat
 from alignedserve.kv.held import Held
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
@@ -161,6 +162,10 @@ class Request:
     def num_pending(self) -> int:
         """Tokens with KV still to be computed: the rest of the prompt, or the token sampled last."""
         return self.num_prompt + len(self.output) - self.num_computed
+
+    def num_columns_for(self, num_tokens: int, form: BlockFormat) -> int:
+        """The number of columns that its first `num_tokens` tokens need."""
+        return form.num_columns(num_tokens, self.keeps_inputs)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

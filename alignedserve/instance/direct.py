@@ -60,7 +60,7 @@ class DirectEngine:
         self.memory.check_owners([])
 
     def _grow(self, request: Request, num_tokens: int) -> None:
-        num_columns = self.engine.format.num_columns(num_tokens, request.keeps_inputs)
+        num_columns = request.num_columns_for(num_tokens, self.engine.format)
         if not self.memory.grow(request.held, num_columns):
             count = self.memory.num_missing(request.held, num_columns)
             raise RuntimeError(
