@@ -22,6 +22,7 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import NewRequest
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.models import presets
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.listed_weights import ListedSource, ListingOps
@@ -69,21 +70,18 @@ def write_adapters(directory: Path, model: ModelConfig, rank: int) -> tuple[str,
 def iteration_s(engine: Engine, num_requests: int, num_tokens: int, adapters: tuple[str, ...]) -> float:
     """Returns the seconds of one iteration, after one that is not counted."""
     num_before = 0 if num_tokens > 1 else CONTEXT
-    requests = []
+    requests, direct = [], DirectEngine(engine)
     for number in range(num_requests):
         prompt = [1 + (number + k) % 1000 for k in range(num_before + 3 * num_tokens)]
         adapter = adapters[number % len(adapters)] if adapters else ""
-        request = engine.adopt(
-            NewRequest(RequestId(str(number)), prompt, PARAMS, 0, num_computed=num_before, adapter=adapter)
-        )
-        assert request is not None
-        engine.join(request)
-        requests.append(request)
+        new = NewRequest(RequestId(str(number)), prompt, PARAMS, 0, num_computed=num_before, adapter=adapter)
+        requests.append(direct.begin(new))
     work = [(request, num_tokens) for request in requests]
-    engine.execute(work)
+    direct.execute(work)
+    direct.grow(work)
     taken = seconds_of(engine.execute, work)
     for request in requests:
-        engine.release(request)
+        direct.release(request)
     return taken
 
 

@@ -28,6 +28,7 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import NewRequest
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.ops.base import CompiledModel
@@ -95,14 +96,12 @@ def stepping(engine: Engine, args: Namespace) -> Callable[[], int]:
 
 
 def executing(engine: Engine, args: Namespace) -> Callable[[], int]:
-    work = []
+    work, direct = [], DirectEngine(engine)
     for index in range(args.batch):
         prompt, key = [1] * args.context, RequestId(str(index))
-        request = engine.adopt(
-            NewRequest(key, prompt, params_of(args), 0, output=[TOKEN], num_computed=args.context)
-        )
-        assert request is not None
-        engine.join(request)
+        new = NewRequest(key, prompt, params_of(args), 0, output=[TOKEN], num_computed=args.context)
+        request = direct.begin(new)
+        direct.grow([(request, 1 + args.steps)])
         work.append((request, 1))
     return lambda: len(engine.execute(work))
 

@@ -29,6 +29,7 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import NewRequest, Request
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.kv.format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.launch.ports import free_port
 from alignedserve.sampling_params import SamplingParams
@@ -132,6 +133,7 @@ class Forced:
 
     def __init__(self, engine: Engine, pool_kv_dtype: str) -> None:
         form = engine.format.in_pool(pool_kv_dtype)
+        self._direct = DirectEngine(engine)
         self._engine = engine
         self._completions = Completions()
         self._pool = np.zeros((form.num_columns(MAX_MODEL_LEN), form.block_bytes), np.uint8)
@@ -144,10 +146,10 @@ class Forced:
         self._compute_and_save(prompt, num_away)
         request = self._adopt([*prompt, *answer], num_away)
         self._copy(request, num_away, is_save=False)
-        self._engine.join(request)
-        (output,) = self._engine.execute([(request, request.num_pending)])
-        self._engine.part(request)
-        self._engine.release(request)
+        self._direct.join(request)
+        (output,) = self._direct.execute([(request, request.num_pending)])
+        self._direct.part(request)
+        self._direct.release(request)
         assert output.prompt_logprobs and len(output.prompt_logprobs) == len(answer)
         return -sum(each.logprobs[0] for each in output.prompt_logprobs)
 
@@ -156,22 +158,20 @@ class Forced:
 
     def _compute_and_save(self, prompt: Sequence[int], num_tokens: int) -> None:
         request = self._adopt(prompt, 0)
-        self._engine.join(request)
-        self._engine.execute([(request, num_tokens)])
-        self._engine.part(request)
+        self._direct.join(request)
+        self._direct.execute([(request, num_tokens)])
+        self._direct.part(request)
         self._copy(request, num_tokens, is_save=True)
         # Clears the blocks, so that a failed load can't go unnoticed.
-        self._engine.cache.blocks[self._engine.blocks_of(request)] = 0
-        self._engine.release(request)
+        self._engine.cache.blocks[self._direct.blocks_of(request)] = 0
+        self._direct.release(request)
 
     def _adopt(self, tokens: Sequence[int], num_computed: int) -> Request:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        request = self._engine.adopt(NewRequest(RequestId("1"), tokens, params, 0, num_computed=num_computed))
-        assert request is not None
-        return request
+        return self._direct.adopt(NewRequest(RequestId("1"), tokens, params, 0, num_computed=num_computed))
 
     def _copy(self, request: Request, num_tokens: int, is_save: bool) -> None:
-        blocks = self._engine.blocks_of(request)[: self._engine.format.num_columns(num_tokens)]
+        blocks = self._direct.blocks_of(request)[: self._engine.format.num_columns(num_tokens)]
         pairs = [(block, PoolBlockId(number)) for number, block in enumerate(blocks)]
         if is_save:
             num_empty = -num_tokens % self._engine.format.block_size

@@ -10,15 +10,15 @@ from collections.abc import Container, Sequence
 from itertools import chain, takewhile
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
-from alignedserve.instance.prefix_dedup import SharedBlocks
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.scheduling.prefixes import LEAST_COMMON
 from alignedserve.types import RequestKey
 
 
 class Arrivals:
-    def __init__(self, block_size: int, shared: SharedBlocks) -> None:
+    def __init__(self, block_size: int, prefix_cache: PrefixCache) -> None:
         self._block_size = block_size
-        self._shared = shared
+        self._prefix_cache = prefix_cache
         # The hashes of the full blocks that each admitted request brings, and of all of them.
         self._by_request: dict[RequestKey, Sequence[bytes]] = {}
         self._coming: set[bytes] = set()
@@ -31,7 +31,7 @@ class Arrivals:
             self._coming = set(chain.from_iterable(self._by_request.values()))
 
     def admitted(self, request: ScheduledRequest) -> None:
-        if missing := self._shared.missing(request.work):
+        if missing := self._prefix_cache.missing(request.work):
             self._by_request[request.key] = missing
             self._coming.update(missing)
 
@@ -40,6 +40,6 @@ class Arrivals:
         because it would join the batch an iteration later."""
         if request.is_rt or not self._coming:
             return False
-        missing = self._shared.missing(request.work)
+        missing = self._prefix_cache.missing(request.work)
         num_common = self._block_size * sum(1 for _ in takewhile(self._coming.__contains__, missing))
         return num_common >= LEAST_COMMON

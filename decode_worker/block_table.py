@@ -1,8 +1,6 @@
-"""Which requests hold this instance's blocks and slots, how many are free, and how many will soon be needed. Pure: it
-only counts.
+"""Which requests hold this instance's blocks and slots, and how many they will soon need. Pure.
 
-A block that several requests share counts once. How many of a request's blocks others hold as well is asked of
-`SharedBlocks`, since it changes when any of them leaves.
+The blocks themselves are in `instance/memory.py`. One that several requests share counts once.
 
 An admitted request is in one state at a time:
 
@@ -22,7 +20,8 @@ from itertools import chain
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
 from alignedserve.engine.request import PLAIN, Layout
-from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.kv.format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
@@ -30,21 +29,21 @@ from alignedserve.types import RequestKey
 
 class BlockTable:
     def __init__(
-        self, limits: InstanceLimits, max_parts: int = 0, shared: SharedBlocks | None = None
+        self, limits: InstanceLimits, memory: BlockManager, prefix_cache: PrefixCache, max_parts: int = 0
     ) -> None:
-        """`max_parts`: see `SharedEnds`. `shared`: the blocks that requests share; None if they share none."""
+        """`max_parts`: see `SharedEnds`."""
         self._limits = limits
-        self._shared = shared or NoPrefixCache()
-        self._span = limits.span
+        self._memory = memory
+        self._prefix_cache = prefix_cache
+        self._span = memory.span
         # Whether each request has exactly one block per column.
         self._is_plain = not limits.window and self._span.num_groups == 1
-        self.ends = SharedEnds(limits.block_size, max_parts)
+        self.ends = SharedEnds(limits.block_size, max_parts, memory)
         needed = self._span.num_held(0, limits.max_model_len)
         if limits.num_blocks < needed:
             raise ValueError(
                 f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
             )
-        self.num_free = limits.num_blocks
         self._pulling: ScheduledRequests = {}
         self._running: ScheduledRequests = {}
         self._leaving: ScheduledRequests = {}
@@ -59,23 +58,21 @@ class BlockTable:
     # ---- from state to state ----------------------------------------------------------------------------------------
 
     def admit(self, request: ScheduledRequest) -> Layout:
-        self._begin(request, self._columns_for(request.num_tokens))
+        self._hold(request, self._columns_for(request.num_tokens))
         self._pulling[request.key] = request
         return self._layout(request)
 
     def start(self, request: ScheduledRequest) -> Layout:
-        num_free = self.num_free
-        count = self._begin(request, self._columns_for(request.num_tokens, request.keeps_inputs))
-        num_lent = max(0, count - num_free)
-        self._borrow(request, num_lent)
+        num_columns = self._columns_for(request.num_tokens, request.keeps_inputs)
+        num_passed = self._span.num_passed(request.num_cached)
+        num_missing = self._memory.num_missing(request, num_columns, num_passed)
+        self._hold(request, num_columns, num_lent=max(0, num_missing - self.num_free))
         self._running[request.key] = request
-        return self._layout(request, num_lent)
+        return self._layout(request)
 
-    def _layout(self, request: ScheduledRequest, num_lent: int = 0) -> Layout:
+    def _layout(self, request: ScheduledRequest) -> Layout:
         is_reversed = self.ends.is_on and not request.is_rt
-        if is_reversed or num_lent or request.keeps_inputs:
-            return Layout(is_reversed, num_lent, request.keeps_inputs)
-        return PLAIN
+        return Layout(is_reversed, request.keeps_inputs) if is_reversed or request.keeps_inputs else PLAIN
 
     def pulled(self, key: RequestKey) -> ScheduledRequest | None:
         """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted
@@ -124,11 +121,6 @@ class BlockTable:
     def let_go(self, key: RequestKey) -> None:
         self._bury(key)
 
-    def drop(self, request: ScheduledRequest) -> None:
-        self.ended(request.key)
-        self._shared.dropped(request.key)
-        request.num_blocks = request.num_columns = request.num_passed = request.end = 0
-
     def abort(self, key: RequestKey) -> bool:
         """Returns True if the request's blocks are held until a running copy is reported."""
         if key in self._running:
@@ -162,22 +154,15 @@ class BlockTable:
     def _num_held(self, request: ScheduledRequest, keeps_inputs: bool) -> int:
         """Returns how many of the blocks with which the request would begin others hold already. Counts none if blocks
         are lent: a request without free blocks then shares fewer."""
-        return 0 if keeps_inputs or self.ends.is_on else self._shared.num_held(request.work)
+        return 0 if keeps_inputs or self.ends.is_on else self._prefix_cache.num_held(request.work)
 
-    def free_passed(self) -> list[RequestKey]:
+    def free_passed(self) -> None:
         """Frees the blocks that running requests have passed, and gives them the blocks that replace these: never more
-        than were freed. Returns these requests."""
-        found: list[RequestKey] = []
-        if not self._span.window:
-            return found
-        for request in self._running.values():
+        than were freed."""
+        for request in self._running.values() if self._span.window else ():
             num_passed = self._span.num_passed(request.num_cached)
             if num_passed > request.num_passed:
-                request.num_passed = num_passed
-                num_columns = self._span.columns_after_passing(request.num_columns, request.num_tokens)
-                self._hold(request, num_columns)
-                found.append(request.key)
-        return found
+                self._memory.free_passed(request, num_passed, request.num_tokens)
 
     def has_blocks(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Whether the request has blocks for the KV of its first `num_tokens` tokens."""
@@ -187,15 +172,16 @@ class BlockTable:
         """Gives the request blocks for the KV of its first `num_tokens` tokens, which the planned iteration writes.
         Returns False and changes nothing if too few are free or lendable."""
         num_columns = max(request.num_columns, self._columns_for(num_tokens, request.keeps_inputs))
-        count = self._num_blocks(request.num_passed, num_columns) - request.num_blocks
+        if not (request.shares or self.ends.is_on):
+            return self._memory.reserve(request, num_columns)
+        count = self._memory.num_missing(request, num_columns)
         if request.shares and not request.is_rt:
             return self._complete(request, num_tokens, num_columns, count)
         if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
             return False
         if request.shares and not self.ends.can_use(request, num_tokens, self._running):
             return False
-        self._hold(request, num_columns)
-        self._borrow(request, num_lent)
+        self._hold(request, num_columns, num_lent)
         if request.shares:
             self.ends.use(request, num_tokens)
         return True
@@ -205,9 +191,12 @@ class BlockTable:
         if count + len(renewed) > self.num_free or not self.ends.can_complete(lender):
             return False
         self.ends.complete(lender, renewed)
-        self.num_free -= len(renewed)
         self._hold(lender, num_columns)
         return True
+
+    @property
+    def num_free(self) -> int:
+        return self._memory.num_free
 
     @property
     def num_lendable(self) -> int:
@@ -235,62 +224,46 @@ class BlockTable:
     def num_slots_to_come(self) -> int:
         return len(self._leaving)
 
-    def _begin(self, request: ScheduledRequest, num_columns: int) -> int:
-        """Returns the number of blocks that it takes."""
-        request.num_passed = self._span.num_passed(request.num_cached)
-        num_shared = self._shared.num_shared(request.key)
-        self.num_free += num_shared
-        return self._hold(request, num_columns) - num_shared
-
-    def _hold(self, request: ScheduledRequest, num_columns: int) -> int:
-        """Gives the request the blocks that it needs for `num_columns` columns. Returns the number of additional
-        blocks, negative if it has passed some."""
-        request.num_columns = request.end = num_columns
-        if not self._is_plain:
-            request.end = self._span.end(request.num_passed, num_columns)
-        num_blocks = self._num_blocks(request.num_passed, num_columns)
-        count, request.num_blocks = num_blocks - request.num_blocks, num_blocks
-        self.num_free -= count
-        return count
-
-    def _num_blocks(self, num_passed: int, num_columns: int) -> int:
-        return num_columns if self._is_plain else self._span.num_blocks(num_passed, num_columns)
-
-    def _borrow(self, request: ScheduledRequest, num_lent: int) -> None:
-        """Borrows `num_lent` of the blocks that the request has just got."""
+    def _hold(self, request: ScheduledRequest, num_columns: int, num_lent: int = 0) -> None:
+        """Gives the request the blocks that it needs for `num_columns` columns. The last `num_lent` are lent."""
+        num_passed = self._span.num_passed(request.num_cached)
+        if not self._memory.reserve(request, num_columns - num_lent, num_passed):
+            count = self._memory.num_missing(request, num_columns - num_lent, num_passed)
+            raise RuntimeError(
+                f"request {request.key}: {count} blocks are planned, and {self.num_free} are free"
+            )
         if num_lent:
-            self.num_free += num_lent
             self.ends.lend(self._running.values(), request, num_lent)
 
     def num_freed(self, request: ScheduledRequest) -> int:
         """Returns the number of blocks that become free when the request leaves."""
         num_left = self.ends.num_not_freed(request) if request.shares else 0
-        return request.num_blocks - num_left - self._shared.num_shared(request.key)
+        return request.num_blocks - num_left - self._memory.num_shared(request)
 
     def num_freed_together(self, requests: Sequence[ScheduledRequest]) -> int:
         """Returns the number of blocks that become free when all of these running requests leave. It is too high if the
         others share more blocks among themselves than the one with most."""
         num_blocks = sum(request.num_blocks for request in requests)
-        if not num_blocks or not self._shared.num_repeated:
+        if not num_blocks or not self._memory.num_repeated:
             return num_blocks
         leaving = {request.key for request in requests}
         others = [each for places in self._places for each in places.values() if each.key not in leaving]
         num_staying = sum(map(self.num_freed, others))
-        num_staying += max((self._shared.num_shared(each.key) for each in others), default=0)
+        num_staying += max((self._memory.num_shared(each) for each in others), default=0)
         return min(num_blocks, self._limits.num_blocks - self.num_free - num_staying)
 
     def _free(self, request: ScheduledRequest) -> None:
-        self.num_free += self.num_freed(request)
         if request.shares:
             self.ends.leave(request)
+        self._memory.free(request)
 
     def _cut(self, lender: ScheduledRequest) -> None:
         """Reduces the lender to the tokens before the first one that is away, and to at least its first block, which is
         never lent. If the eviction fails, the lender runs again, and every running request holds a block."""
         lender.num_cached = self.ends.num_whole(lender)
         num_columns = max(1, self._columns_for(lender.num_cached))
-        self.num_free += self.ends.cut(lender, num_columns)
-        lender.num_blocks = lender.num_columns = lender.end = num_columns
+        self.ends.cut(lender, num_columns)
+        self._memory.cut(lender, num_columns)
 
     def _columns_for(self, num_tokens: int, keeps_inputs: bool = False) -> int:
         return -(-num_tokens // tokens_per_block(self._limits.block_size, keeps_inputs))
@@ -344,11 +317,15 @@ class BlockTable:
     def __len__(self) -> int:
         return len(self._pulling) + len(self._running) + len(self._leaving) + len(self._dying)
 
+    def __getitem__(self, key: RequestKey) -> ScheduledRequest:
+        return next(requests[key] for requests in self._places if key in requests)
+
     def check(self) -> None:
         self.ends.check()
         held = [request for requests in self._places for request in requests.values()]
-        num_held = sum(self.num_freed(each) + self._shared.num_shared(each.key) for each in held)
-        num_held += self.ends.num_loans - self._shared.num_repeated
+        self._memory.check_owners(held)
+        num_held = sum(self.num_freed(each) + self._memory.num_shared(each) for each in held)
+        num_held += self.ends.num_loans - self._memory.num_repeated
         if num_held + self.num_free != self._limits.num_blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self._limits.num_blocks} in all"

@@ -17,7 +17,8 @@ from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.engine.request import PLAIN
-from alignedserve.instance.prefix_dedup import PrefixDedup, SharedBlocks
+from alignedserve.instance.prefix_cache import PrefixCache
+from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.timing.cost import IterationLoad
@@ -32,14 +33,14 @@ class Boundary:
         limits: InstanceLimits,
         candidates: Candidates,
         block_table: BlockTable,
-        lookup: SharedBlocks,
+        prefix_cache: PrefixCache,
         dedup: PrefixDedup,
         arrivals: Arrivals,
     ) -> None:
         self.limits = limits
         self._candidates = candidates
         self._block_table = block_table
-        self._lookup = lookup
+        self._prefix_cache = prefix_cache
         self._dedup = dedup
         self._arrivals = arrivals
         self._begin(-math.inf, frozenset())
@@ -176,7 +177,7 @@ class Boundary:
                 raise RuntimeError(
                     f"request {scheduled.key}: to be dropped, but it does not run, or is planned"
                 )
-            self._block_table.drop(scheduled)
+            self._block_table.ended(scheduled.key)
             self._dedup.dropped(scheduled)
             # It can't be planned any more.
             scheduled.last_run = self._num_planned
@@ -186,7 +187,7 @@ class Boundary:
 
     def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
         scheduled = _own(request)
-        if scheduled.num_cached and self._lookup.has_as_much(scheduled.work):
+        if scheduled.num_cached and self._prefix_cache.has_as_much(scheduled.work):
             scheduled.compute_instead()
         if keeps_inputs and (scheduled.num_cached or not self.limits.can_keep_inputs):
             raise RuntimeError(
@@ -204,7 +205,7 @@ class Boundary:
             # It neither uses nor provides shared KV.
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
         if scheduled.num_cached:
-            self._lookup.take_arriving(scheduled.work)
+            self._prefix_cache.take_arriving(scheduled.work, scheduled)
             self._arrivals.admitted(scheduled)
             layout = self._block_table.admit(scheduled)
             self._dedup.started(scheduled)
@@ -214,7 +215,7 @@ class Boundary:
                 # Lent blocks are no shared ones. With a window it holds no more of those than it needs in any case.
                 has_lent = self._block_table.ends.is_on and not self.limits.window
                 max_blocks = self.num_free_blocks if has_lent else None
-                scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
+                scheduled.num_cached = self._prefix_cache.take(scheduled.work, scheduled, max_blocks)
             layout = self._block_table.start(scheduled)
             self._dedup.started(scheduled)
             self.plan.new_prompts.append(scheduled.work)

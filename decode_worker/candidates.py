@@ -14,15 +14,15 @@ from alignedserve.decode_worker.scheduled_request import (
     scheduled_request,
 )
 from alignedserve.instance.owners import in_turn
-from alignedserve.instance.prefix_dedup import NoPrefixCache, SharedBlocks
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 
 class Candidates:
-    def __init__(self, max_model_len: int, lookup: SharedBlocks | None = None) -> None:
+    def __init__(self, max_model_len: int, prefix_cache: PrefixCache) -> None:
         self._max_model_len = max_model_len
-        self._lookup = lookup or NoPrefixCache()
+        self._prefix_cache = prefix_cache
         self._requests: ScheduledRequests = {}
         self._batch: ScheduledRequests = {}
         # Number of candidate requests of each owner.
@@ -36,9 +36,9 @@ class Candidates:
         into = self._batch if is_batch else self._requests
         block_hashes: Sequence[bytes] = ()
         if work.num_cached and not work.is_first:
-            self._lookup.expect(work)
+            self._prefix_cache.expect(work)
         else:
-            block_hashes = self._lookup.block_hashes(work)
+            block_hashes = self._prefix_cache.block_hashes(work)
         into[work.request.key] = scheduled_request(work, source, batch, self._max_model_len, block_hashes)
         if not is_batch:
             self._num_of[work.request.owner] += 1

@@ -1,10 +1,9 @@
-"""Decides what a decode instance does at its next iteration boundary. Pure: it has no tensors and no clock, and only
-counts blocks.
+"""Decides what a decode instance does at its next iteration boundary. Pure: it has no tensors and no clock.
 
 The state is the running batch R, the candidate requests Q (which may join R), the candidate batch B (which runs next),
-and the blocks of each request (`candidates.py`, `block_table.py`). Some candidates wait for the same KV as others
-(`arrivals.py`). After each iteration the policy decides which
-requests leave, join and run (`boundary.py`). The outcomes are reported to `blocks`, and to the methods here.
+and the blocks of each request (`candidates.py`, `block_table.py`, `instance/memory.py`). Some candidates wait for the
+same KV as others (`arrivals.py`). After each iteration the policy decides which requests leave, join and run
+(`boundary.py`). The outcomes are reported to `blocks`, and to the methods here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.iteration_times import IterationForecast
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, SharedBlocks
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
+from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policy import DecodePart
 from alignedserve.timing.estimate import Estimate
@@ -33,23 +34,26 @@ class DecodeSchedule:
         limits: InstanceLimits,
         policy: DecodePart,
         estimate: Estimate | None = None,
-        lookup: SharedBlocks | None = None,
+        memory: BlockManager | None = None,
+        prefix_cache: PrefixCache | None = None,
         max_parts: int = 0,
     ) -> None:
-        """`estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may
-        share; None if they share none. `max_parts` is the number of blocks for which host memory has room for
-        overwritten KV; 0 if blocks are not shared from both ends (`shared_ends.py`)."""
-        self.limits = replace(limits, enable_prefix_caching=lookup is not None)
-        lookup = lookup or NoPrefixCache()
+        """`estimate` predicts the duration of iterations; None if nothing does. `memory` has the instance's blocks, all
+        free; `prefix_cache` finds those that prompts may share. `max_parts` is the number of blocks for which host
+        memory has room for overwritten KV; 0 if blocks are not shared from both ends (`shared_ends.py`)."""
+        self.memory = memory or BlockManager(limits.num_blocks, limits.span, counts_once=True)
+        prefix_cache = prefix_cache or PrefixCache(self.memory, is_enabled=False)
+        self.limits = replace(limits, enable_prefix_caching=prefix_cache.is_enabled)
         self.policy = policy
         self.forecast = IterationForecast(estimate)
-        self.candidates = Candidates(limits.max_model_len, lookup)
-        self.blocks = BlockTable(limits, max_parts, lookup)
-        self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
-        self._lookup = lookup
+        self.candidates = Candidates(limits.max_model_len, prefix_cache)
+        self.blocks = BlockTable(limits, self.memory, prefix_cache, max_parts)
+        self._dedup = PrefixDedup(limits.block_size, prefix_cache, policy.is_ahead)
         self._shared_saving = limits.block_size * estimate.shared_saving if estimate else 0.0
-        self._arrivals = Arrivals(limits.block_size, lookup)
-        self._boundary = Boundary(limits, self.candidates, self.blocks, lookup, self._dedup, self._arrivals)
+        self._arrivals = Arrivals(limits.block_size, prefix_cache)
+        self._boundary = Boundary(
+            limits, self.candidates, self.blocks, prefix_cache, self._dedup, self._arrivals
+        )
         # When the last iteration was planned.
         self._planned_s = 0.0
 
@@ -58,13 +62,14 @@ class DecodeSchedule:
         at = self._boundary
         self._planned_s = now
         at.begin(now)
-        at.plan.passing = self.blocks.free_passed()
+        self.blocks.free_passed()
         if self.limits.enable_prefix_caching:
             self._arrivals.look(self.blocks.pulling)
             self._dedup.look(self.policy.in_order(self.blocks.computing, now), now)
             if self._shared_saving:
                 self._count_saved()
         self.policy.plan(at)
+        self.memory.settle()
         if at.plan.goes_on:
             self.forecast.plan(at.load)
         return at.plan
@@ -72,7 +77,7 @@ class DecodeSchedule:
     def _count_saved(self) -> None:
         """Lets lengths for the cost model contain KV that is read once for several requests only once."""
         for request in self.blocks.running.values():
-            request.num_saved = int(self._shared_saving * self._lookup.num_read_by_others(request.key))
+            request.num_saved = int(self._shared_saving * self.memory.num_read_by_others(request))
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from alignedserve.kv.held import Held
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.timing.deadlines import Deadlines
@@ -15,7 +16,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 @dataclass(eq=False, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(Held):
     work: Work
     # The prefill instance that staged its KV; None if it comes from the pool.
     source: InstanceId | None
@@ -28,12 +29,6 @@ class ScheduledRequest:
     # The most tokens that can ever need KV.
     max_cached: int
     is_rt: bool
-    num_blocks: int = 0
-    # `num_columns` are the columns that its blocks cover, and `num_passed` the first ones that it has passed
-    # (`kv/span.py`). In all layer groups it has blocks up to column `end`, exclusive.
-    num_columns: int = 0
-    num_passed: int = 0
-    end: int = 0
     # The part of its tokens that an iteration does not pay for, because others read the same KV: see CostModel.
     num_saved: int = 0
     # The number of the last iteration for which it was planned.

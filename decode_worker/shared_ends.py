@@ -1,5 +1,5 @@
-"""Which blocks real time (RT) shares with best effort (BE), and which tokens of BE it has displaced. Pure: it counts,
-and lists the engine's operations.
+"""Which blocks real time (RT) shares with best effort (BE), and which tokens of BE it has displaced. Pure: it lists
+the copies that the engine makes.
 
 RT fills a block from the first slot up, BE from the last slot down. When RT finds no free block, a block of BE is lent
 to it, and both then share it. If RT needs a slot with a BE token, the BE tokens in the way, the newest of that block,
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 
-from alignedserve.decode_worker.end_ops import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
+from alignedserve.decode_worker.plan import Checkpoint, EndCopy, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
+from alignedserve.instance.memory import BlockManager
 from alignedserve.types import RequestKey
 
 
@@ -35,11 +36,12 @@ class Loan:
 
 
 class SharedEnds:
-    def __init__(self, block_size: int, max_parts: int) -> None:
+    def __init__(self, block_size: int, max_parts: int, memory: BlockManager) -> None:
         """`max_parts`: the number of blocks that fit in host memory. Each loan reserves room for everything that it may
         overwrite. With 0, nothing is lent."""
         self._block_size = block_size
         self._max_parts = max_parts
+        self._memory = memory
         # By lender and index, and by borrower and index.
         self._lent: dict[RequestKey, dict[int, Loan]] = {}
         self._borrowed: dict[RequestKey, dict[int, Loan]] = {}
@@ -48,8 +50,8 @@ class SharedEnds:
         self._holes: dict[RequestKey, set[int]] = {}
         self._number = 0
         self._overwritten: set[RequestKey] = set()
-        # The engine's operations before the planned iteration, in order.
-        self.ops: list[EndOp] = []
+        # The copies before the planned iteration, in order.
+        self.ops: list[EndCopy] = []
 
     def begin(self, number: int) -> None:
         """Begins the plan of the iteration with this number."""
@@ -93,12 +95,13 @@ class SharedEnds:
         lenders = [each for each in running if not each.is_rt and each.last_run != self._number]
         # Each lender's blocks are offered in order: every next one is at least as full.
         in_order = merge(*(self._offers(each) for each in lenders), key=lambda offer: self._place(*offer))
-        for at, (lender, index) in enumerate([*islice(in_order, count)], start=borrower.num_blocks - count):
+        for lender, index in [*islice(in_order, count)]:
+            at = borrower.num_blocks
+            self._memory.lend(borrower, lender, index)
             loan = Loan(lender, index, borrower, at)
             self._lent.setdefault(lender.key, {})[index] = loan
             self._borrowed.setdefault(borrower.key, {})[at] = loan
             lender.shares = borrower.shares = True
-            self.ops.append(Lend(borrower.key, lender.key, index, at))
 
     def _offers(self, lender: ScheduledRequest) -> Iterator[tuple[ScheduledRequest, int]]:
         taken = self._taken(lender) if lender.shares else set()
@@ -144,14 +147,15 @@ class SharedEnds:
                 self._send_away(loan, num_left, num_here)
             if loan.num_used == self._block_size:
                 self._holes.setdefault(loan.lender.key, set()).add(loan.index)
-                self.ops.append(GiveUp(loan.lender.key, loan.index))
+                self._memory.give_up(loan.lender, loan.index)
                 self._end(loan)
 
     def _send_away(self, loan: Loan, first: int, end: int) -> None:
         parts = self._away.setdefault(loan.lender.key, {})
         parts[loan.index] = (first, parts[loan.index][1] if loan.index in parts else end)
         self._overwritten.add(loan.lender.key)
-        self.ops.append(Checkpoint(loan.lender.key, loan.index, first, end))
+        block = loan.lender.blocks[loan.index]
+        self.ops.append(Checkpoint(loan.lender.key, loan.index, block, first, end))
 
     def _used(self, loan: Loan, num_tokens: int) -> int:
         return min(max(num_tokens - loan.at * self._block_size, 0), self._block_size)
@@ -193,12 +197,12 @@ class SharedEnds:
     def complete(self, lender: ScheduledRequest, indices: Iterable[int]) -> None:
         """Gives the lender new blocks and all its tokens."""
         for index in indices:
-            self.ops.append(Renew(lender.key, index))
+            self.ops.append(Renew(lender.key, index, *self._memory.renew(lender, index)))
             if loan := self._lent.get(lender.key, {}).get(index):
                 self._end(loan)
             self._holes.get(lender.key, set()).discard(index)
         for index, (first, end) in self._away.pop(lender.key, {}).items():
-            self.ops.append(Restore(lender.key, index, first, end))
+            self.ops.append(Restore(lender.key, index, lender.blocks[index], first, end))
         self._tidy(lender)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
@@ -224,19 +228,14 @@ class SharedEnds:
             default=lender.num_cached,
         )
 
-    def cut(self, lender: ScheduledRequest, num_blocks: int) -> int:
-        """Reduces the lender to its first blocks, none of which is a hole, and forgets the tokens that are away.
-        Returns the number of freed blocks."""
+    def cut(self, lender: ScheduledRequest, num_blocks: int) -> None:
+        """Reduces the lender to its first blocks, none of which is a hole, and forgets the tokens that are away."""
         self._away.pop(lender.key, None)
-        holes = self._holes.pop(lender.key, set())
-        num_freed = 0
+        self._holes.pop(lender.key, None)
         for index in range(num_blocks, lender.num_blocks):
             if loan := self._lent.get(lender.key, {}).get(index):
                 self._end(loan)
-            elif index not in holes:
-                num_freed += 1
         self._tidy(lender)
-        return num_freed
 
     def _end(self, loan: Loan) -> None:
         """Ends the loan. The block now belongs to one of the two."""

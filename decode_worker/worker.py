@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-from alignedserve.decode_worker.end_ops import EndOp, carry_out, make_room
-from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.plan import Checkpoint, DecodePlan, EndCopy, Renew, Restore
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, Request
 from alignedserve.instance.copies import blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import adopt, complete, key_of, limits_of
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.protocol.messages import (
@@ -48,6 +49,9 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 # answers within milliseconds, unless it or the pool stands still.
 HOLD_S = 0.5
 
+# Host memory has room for the overwritten KV of one block in this many. When RT needs more, whole requests must leave.
+BLOCKS_PER_PART = 4
+
 
 class DecodeWorker(Worker):
     computes_prompts = False
@@ -64,18 +68,24 @@ class DecodeWorker(Worker):
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
+        memory: BlockManager | None = None,
     ) -> None:
+        """`memory`: that of the engine's last worker, if it had one."""
         policy = policy or make_policy(SchedulingConfig())
         shares_blocks = self.computes_prompts and policy.config.share_blocks
-        super().__init__(engine, transfers, clock, threads, enable_prefix_caching, shares_blocks)
-        if not shares_blocks and not engine.limits.max_restored_blocks:
-            engine.keep_window(engine.limits.max_num_batched_tokens)
-        engine.count_once(True)
-        limits = limits_of(engine)
+        keeps_all = shares_blocks or engine.limits.max_restored_blocks or not engine.span.window
+        max_step = engine.limits.max_num_batched_tokens
+        span = replace(engine.span, window=0) if keeps_all else replace(engine.span, max_step=max_step)
+        memory = memory or BlockManager(engine.num_blocks, span)
+        memory.count_as(span, counts_once=True)
+        super().__init__(engine, transfers, memory, clock, threads, enable_prefix_caching, shares_blocks)
+        limits = limits_of(engine, span)
         part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
-        lookup = self.prompts.prefix_cache if enable_prefix_caching else None
-        max_parts = make_room(engine) if shares_blocks else 0
-        self.schedule = DecodeSchedule(limits, part, estimate, lookup, max_parts)
+        max_parts = 0
+        if shares_blocks:
+            max_parts = max(engine.num_blocks // BLOCKS_PER_PART, 1)
+            engine.make_checkpoints(max_parts)
+        self.schedule = DecodeSchedule(limits, part, estimate, memory, self.prompts.prefix_cache, max_parts)
         # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
         # Requests that were aborted under a copy, with the message to send when it has ended.
@@ -144,17 +154,18 @@ class DecodeWorker(Worker):
 
     def _has_gap(self, request: Request, num_saved: int) -> bool:
         """Returns whether the request has passed columns behind those of its first `num_saved` tokens."""
-        return self.engine.span.num_passed(request.num_computed) > num_saved // self.engine.format.block_size
+        return self.memory.span.num_passed(request.num_computed) > num_saved // self.engine.format.block_size
 
     def _save_changed(self, order: Evict, request: Request, num_tokens: int) -> None:
         """Saves the columns with KV of the first `num_tokens` tokens that the pool lacks, as whole columns, including
         one that it has in part."""
-        form, span = self.engine.format, self.engine.span
+        form, span = self.engine.format, self.memory.span
         first, end = order.num_saved // form.block_size, form.num_columns(num_tokens)
         if num_tokens <= order.num_saved:
             # The pool has all of it, and more if some KV made way for RT.
             first, num_tokens = end, order.num_saved
-        pairs = pairs_of(self.engine, request, order.blocks, first, end, span.num_passed(num_tokens))
+        held = self.schedule.blocks[order.key]
+        pairs = pairs_of(self.memory, held, order.blocks, first, end, span.num_passed(num_tokens))
         num_empty = end * form.block_size - num_tokens if pairs else 0
         self.copies.save(order.key, pairs, num_empty, partial(self._evicted, num_tokens))
 
@@ -195,20 +206,21 @@ class DecodeWorker(Worker):
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in plan.pulls:
             key = work.request.key
-            num_here, matcher = self.prompts.arriving(work)
+            scheduled = self.schedule.blocks.pulling[key]
+            num_here, matcher = self.prompts.arriving(work, scheduled)
             self._report.num_arriving += work.num_cached
             self._report.num_not_copied += num_here
             layout = plan.layouts.get(key, PLAIN)
-            request = self._requests[key] = adopt(self.engine, work, matcher, layout=layout)
+            request = self._requests[key] = adopt(self.engine, work, scheduled, matcher, layout=layout)
             self._compiling.begin(key, request.matcher)
-            span, source = self.engine.span, self.schedule.blocks.pulling[key].source
+            span, source = self.memory.span, scheduled.source
             first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
             if source is None:
                 end = self.engine.format.num_columns(work.num_cached)
-                pairs = pairs_of(self.engine, request, work.blocks, first, end, num_passed)
+                pairs = pairs_of(self.memory, scheduled, work.blocks, first, end, num_passed)
                 self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
-                blocks = blocks_with(self.engine, request, work.num_cached)
+                blocks = blocks_with(self.memory, scheduled, work.num_cached)
                 num_skipped = sum(span.are_held(0, first, num_passed))
                 blocks[:num_skipped] = [HAS_BLOCK] * num_skipped
                 staged.setdefault(source, []).append((key, blocks))
@@ -252,7 +264,7 @@ class DecodeWorker(Worker):
 
     def _start(self, work: Work, layout: Layout) -> None:
         key = work.request.key
-        request = self._requests[key] = self.prompts.start(work, layout)
+        request = self._requests[key] = self.prompts.start(work, self.schedule.blocks.running[key], layout)
         self.engine.join(request)
         self._report.admitted.append(key)
         if request.num_computed:
@@ -315,16 +327,13 @@ class DecodeWorker(Worker):
 
     def _lacks_blocks(self) -> bool:
         """Returns whether a request that runs, or one that could be admitted, may lack blocks in this iteration."""
-        blocks, candidates = self.schedule.blocks, self.schedule.candidates
-        if blocks.num_free < len(blocks.running):
+        blocks, candidates, num_free = self.schedule.blocks, self.schedule.candidates, self.memory.num_free
+        if num_free < len(blocks.running):
             return True
-        waiting = (*candidates.requests, *candidates.batch)
-        return any(blocks.needed(each) > blocks.num_free for each in waiting)
+        return any(blocks.needed(each) > num_free for each in (*candidates.requests, *candidates.batch))
 
     def _carry_out(self, plan: DecodePlan) -> Sequence[tuple[Request, int]]:
         self.patience_s = plan.hold_s or None
-        for key in plan.passing:
-            self.engine.free_passed(self._requests[key])
         for key in plan.drops:
             self._leave(key)
         if plan.drops:
@@ -341,11 +350,19 @@ class DecodeWorker(Worker):
             computing += [(self._requests[key], count) for key, count in plan.chunks]
         return computing
 
-    def _carry_out_ends(self, ops: Sequence[EndOp]) -> None:
-        begun_s = self._clock()
-        copied = carry_out(ops, self.engine, self._requests)
+    def _carry_out_ends(self, ops: Sequence[EndCopy]) -> None:
+        begun_s, copied = self._clock(), Counter[str]()
+        for op in ops:
+            lender = self._requests[op.lender]
+            match op:
+                case Checkpoint(_, index, block, first, end):
+                    copied["checkpoint"] += self.engine.checkpoint(lender, index, block, first, end)
+                case Renew(_, index, old, new):
+                    self.engine.renew(lender, index, old, new)
+                case Restore(_, index, block, first, end):
+                    copied["restore"] += self.engine.restore(lender, index, block, first, end)
         seconds = self._clock() - begun_s
-        for what, num_bytes in copied.items():
+        for what, num_bytes in (+copied).items():
             self.copies.moved(what, num_bytes, seconds * num_bytes / copied.total())
 
     def _launch(self, step: Step, work: Sequence[tuple[Request, int]]) -> None:
@@ -411,7 +428,6 @@ class DecodeWorker(Worker):
             self._stopwatch.stop()
         if not (len(self.schedule.blocks) or len(self.schedule.candidates)):
             self._stopwatch.idle()
-        self._check_blocks()
         return self._take_messages(step, self._clock() - step.begun_s)
 
     # ---- reports ----------------------------------------------------------------------------------------------------
@@ -420,7 +436,7 @@ class DecodeWorker(Worker):
         blocks, messages, self._failed_evictions = self.schedule.blocks, self._failed_evictions, []
         self._report.news = step.news + self._report.news if self._report.news else step.news
         # These counts justify a report when they change, even if nothing was computed.
-        levels = blocks.num_free, len(blocks.running), tuple(step.plan.wants_evicted)
+        levels = self.memory.num_free, len(blocks.running), tuple(step.plan.wants_evicted)
         # When an eviction fails, the router forgets the request for it, so it is sent again.
         if self._has_news(levels) or messages:
             self._describe(step)

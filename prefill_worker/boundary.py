@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.owners import RecentTokens, in_turn
 from alignedserve.instance.prefix_dedup import PrefixDedup
-from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.prompt_table import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.stages import Stages
@@ -52,10 +52,15 @@ class Boundary:
     """See `scheduling.boundary.PrefillBoundary` for the contract of each method."""
 
     def __init__(
-        self, limits: InstanceLimits, blocks: Blocks, prompts: PromptTable, stages: Stages, dedup: PrefixDedup
+        self,
+        limits: InstanceLimits,
+        memory: BlockManager,
+        prompts: PromptTable,
+        stages: Stages,
+        dedup: PrefixDedup,
     ) -> None:
         self.limits = limits
-        self._blocks = blocks
+        self._memory = memory
         self._prompts = prompts
         self._stages = stages
         self._dedup = dedup
@@ -119,7 +124,7 @@ class Boundary:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._blocks.num_free
+        return self._memory.num_free
 
     @property
     def num_blocks_to_come(self) -> int:
@@ -133,7 +138,7 @@ class Boundary:
         scheduled = _own(request)
         num_cached = scheduled.work.num_cached
         num_tokens = scheduled.num_tokens if self.is_waiting(scheduled) else num_cached
-        return self._blocks.needed(num_tokens, num_cached)
+        return self._prompts.needed(num_tokens, num_cached)
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 

@@ -13,22 +13,23 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
-from alignedserve.instance.prefix_dedup import PrefixLookup
-from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.prefill_worker.scheduled_request import (
     PromptState,
     ScheduledRequest,
     num_tokens,
 )
+from alignedserve.prefill_worker.table import PrefillTable
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
 class PromptTable(PrefillTable):
-    def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
-        super().__init__(blocks)
+    def __init__(self, max_num_seqs: int, memory: BlockManager, prefix_cache: PrefixCache) -> None:
+        super().__init__(memory)
         self._max_num_seqs = max_num_seqs
-        self._lookup = lookup
+        self._prefix_cache = prefix_cache
         # Prompts that have not been in any plan yet.
         self._new: list[ScheduledRequest] = []
         # The number of prompts with slots, by whether they are RT.
@@ -38,7 +39,7 @@ class PromptTable(PrefillTable):
 
     def add(self, work: Work) -> None:
         num_pending = num_tokens(work) - work.num_cached
-        request = ScheduledRequest(work, num_pending, block_hashes=self._lookup.block_hashes(work))
+        request = ScheduledRequest(work, num_pending, block_hashes=self._prefix_cache.block_hashes(work))
         self._waiting[request.key] = request
         self._new.append(request)
 
@@ -59,9 +60,9 @@ class PromptTable(PrefillTable):
 
     def start(self, request: ScheduledRequest) -> None:
         self._started[request.key] = self._waiting.pop(request.key)
-        num_shared, num_cached = self._lookup.take(request.work), request.work.num_cached
+        num_shared, num_cached = self._prefix_cache.take(request.work, request), request.work.num_cached
         # Also those blocks that it passes with what it shares here: they go to the pool.
-        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_cached))
+        self._reserve(request, request.num_tokens, num_cached)
         request.num_pending = request.num_tokens - max(num_shared, num_cached)
         self._enter(request, PromptState.LOADING if num_cached > num_shared else PromptState.COMPUTING)
 
@@ -82,13 +83,11 @@ class PromptTable(PrefillTable):
 
     def hold(self, request: ScheduledRequest) -> None:
         request.is_held = True
-        self._blocks.num_held += request.num_blocks
 
     def let_go(self, key: RequestKey) -> None:
         """Ends `hold`: no decode instance pulls the prompt now or later."""
         request = self._started[key]
         request.is_held = False
-        self._blocks.num_held -= request.num_blocks
         if request.state is PromptState.SAVED:
             self._leave(key)
 
@@ -113,7 +112,7 @@ class PromptTable(PrefillTable):
             raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")
         self._leave(key)
         scheduled.preempt()
-        scheduled.block_hashes = self._lookup.block_hashes(scheduled.work)
+        scheduled.block_hashes = self._prefix_cache.block_hashes(scheduled.work)
         self._waiting[key] = scheduled
 
     def abort(self, key: RequestKey) -> bool:
@@ -147,10 +146,10 @@ class PromptTable(PrefillTable):
         if num_slots != self._num_slots:
             raise RuntimeError(f"slots are counted as {self._num_slots}, and are {num_slots}")
 
-    def check_held(self) -> None:
-        counted, held = self._blocks.num_held, [each for each in self._started.values() if each.is_held]
-        if counted != (num_held := sum(each.num_blocks for each in held)):
-            raise RuntimeError(f"{counted} blocks are counted as held, and {num_held} are")
+    @property
+    def num_held_blocks(self) -> int:
+        """Those of prompts that decode instances may pull. They count in the candidates' share."""
+        return sum(each.num_blocks for each in self._started.values() if each.is_held)
 
     @property
     def rt_behind_copies(self) -> list[ScheduledRequest]:

@@ -1,8 +1,8 @@
-"""Decides what a prefill instance does at its next iteration boundary. Pure: it has no tensors and no clock, and only
-counts blocks.
+"""Decides what a prefill instance does at its next iteration boundary. Pure: it has no tensors and no clock.
 
-Two kinds of requests share its blocks (`blocks.py`): prompts (`prompt_table.py`), and candidates of decode instances
-(`stages.py`). The candidates' share leaves blocks for the longest prompt, so neither kind can lock out the other.
+Two kinds of requests share its blocks (`instance/memory.py`): prompts (`prompt_table.py`), and candidates of decode
+instances (`stages.py`). The candidates' share leaves blocks for the longest prompt, so neither kind can lock out the
+other.
 
 The policy decides which prompts start, and how much of each is computed (`boundary.py`). The outcomes are reported to
 `prompts` and `stages`. A prompt may wait for a running one with the same prefix (`instance/prefix_dedup.py`).
@@ -10,14 +10,16 @@ The policy decides which prompts start, and how much of each is computed (`bound
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from alignedserve.instance.iteration_times import IterationForecast
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.owners import IterationLength
-from alignedserve.instance.prefix_dedup import NoPrefixCache, PrefixDedup, PrefixLookup
-from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.instance.prefix_cache import PrefixCache
+from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.boundary import Boundary, PrefillPlan
 from alignedserve.prefill_worker.prompt_table import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, num_tokens
@@ -37,25 +39,33 @@ class PrefillSchedule:
         staging_share: float = 0.5,
         policy: Policy | None = None,
         estimate: Estimate | None = None,
-        lookup: PrefixLookup | None = None,
+        memory: BlockManager | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         """`staging_share` is the candidates' share of the blocks; 0 if decode instances pull from the pool themselves.
-        `estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may share;
-        None if they share none."""
-        self.blocks = Blocks(limits)
-        most_staged = limits.num_blocks - self.blocks.num_for_one
+        `estimate` predicts the duration of iterations; None if nothing does. `memory` has the instance's blocks, all
+        free; `prefix_cache` finds those that prompts may share."""
+        # A prompt's blocks must all be saved to the pool. So it gets all of them at the start, and passes none.
+        self.memory = memory or BlockManager(limits.num_blocks, dataclasses.replace(limits.span, max_step=0))
+        prefix_cache = prefix_cache or PrefixCache(self.memory, is_enabled=False)
+        num_for_one = self.memory.span.num_held(0, limits.max_model_len)
+        if limits.num_blocks < num_for_one:
+            raise ValueError(
+                f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} "
+                f"needs {num_for_one}"
+            )
+        most_staged = limits.num_blocks - num_for_one
         num_staging_blocks = min(int(staging_share * limits.num_blocks), most_staged)
         self.limits = replace(
-            limits, num_staging_blocks=num_staging_blocks, enable_prefix_caching=lookup is not None
+            limits, num_staging_blocks=num_staging_blocks, enable_prefix_caching=prefix_cache.is_enabled
         )
-        lookup = lookup or NoPrefixCache()
         self.policy = (policy or make_policy(SchedulingConfig())).prefill(limits, estimate)
         self.forecast = IterationForecast(estimate)
-        self.prompts = PromptTable(limits.max_num_seqs, self.blocks, lookup)
-        self.stages = Stages(num_staging_blocks, self.policy, self.blocks)
-        self._dedup = PrefixDedup(limits.block_size, lookup, self.policy.is_ahead)
+        self.prompts = PromptTable(limits.max_num_seqs, self.memory, prefix_cache)
+        self.stages = Stages(num_staging_blocks, self.policy, self.memory, self.prompts)
+        self._dedup = PrefixDedup(limits.block_size, prefix_cache, self.policy.is_ahead)
         self._length = IterationLength(limits, estimate)
-        self._boundary = Boundary(limits, self.blocks, self.prompts, self.stages, self._dedup)
+        self._boundary = Boundary(limits, self.memory, self.prompts, self.stages, self._dedup)
 
     def plan(self, now: float) -> PrefillPlan:
         """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""
@@ -67,6 +77,7 @@ class PrefillSchedule:
         at.begin(now, self.stages.start(), most)
         self._dedup.look(self.policy.in_order(computing, now), now)
         self.policy.plan(at)
+        self.memory.settle()
         if at.computed:
             self.forecast.plan(IterationLoad(at.computed))
         return at.plan
@@ -120,10 +131,9 @@ class PrefillSchedule:
         return may_hold
 
     def check(self) -> None:
-        """Raises unless every block is either held once or free."""
-        self.blocks.check(self.prompts.num_blocks + self.stages.num_blocks)
+        """Raises unless every block is either held by its requests or free."""
+        self.memory.check_owners([*self.prompts.started.values(), *self.stages.started.values()])
         self.prompts.check_slots()
-        self.prompts.check_held()
 
     def check_idle(self) -> None:
         self.check()

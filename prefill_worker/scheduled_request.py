@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from alignedserve.kv.held import Held
 from alignedserve.protocol.messages import Work
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
@@ -31,12 +32,11 @@ class PromptState(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(Held):
     work: Work
     # Tokens that still lack KV.
     num_pending: int = 0
     state: PromptState = PromptState.WAITING
-    num_blocks: int = 0
     # When it was first in a plan, in seconds on the instance's clock.
     since_s: float = math.inf
     # The hashes of its first blocks, which it may share.
@@ -92,7 +92,7 @@ class ScheduledRequest:
         if self.work.request.is_embedding:
             self.num_pending = self.num_tokens
         self.work = replace(self.work, num_cached=self.num_computed)
-        self.state, self.num_blocks, self.block_hashes = PromptState.WAITING, 0, ()
+        self.state, self.block_hashes = PromptState.WAITING, ()
 
 
 ScheduledRequests = dict[RequestKey, ScheduledRequest]

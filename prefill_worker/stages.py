@@ -1,4 +1,4 @@
-"""Counts the candidates of decode instances on the instance from which they are pulled. Pure; `staging.py` moves their
+"""The candidates of decode instances on the instance from which they are pulled. Pure; `staging.py` moves their
 KV.
 
     waiting -> staging (its KV is being copied from the pool) -> staged -> gone, when it is unstaged
@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.prefill_worker.blocks import Blocks, PrefillTable
+from alignedserve.instance.memory import BlockManager
+from alignedserve.prefill_worker.prompt_table import PromptTable
 from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
+from alignedserve.prefill_worker.table import PrefillTable
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policy import PrefillPart
 from alignedserve.types import RequestKey
 
 
 class Stages(PrefillTable):
-    def __init__(self, num_blocks_at_most: int, policy: PrefillPart, blocks: Blocks) -> None:
-        super().__init__(blocks)
+    def __init__(
+        self, num_blocks_at_most: int, policy: PrefillPart, memory: BlockManager, prompts: PromptTable
+    ) -> None:
+        super().__init__(memory)
+        self._prompts = prompts
         self._num_blocks_at_most = num_blocks_at_most
         self._policy = policy
 
@@ -40,10 +45,10 @@ class Stages(PrefillTable):
         works = []
         for request in self._in_order():
             num_blocks = self._needed(request.work)
-            if num_blocks > self._blocks.num_free or not self.has_share(num_blocks):
+            if num_blocks > self._memory.num_free or not self.has_share(num_blocks):
                 break
             self._started[request.key] = self._waiting.pop(request.key)
-            self._blocks.hold(request, num_blocks)
+            self._reserve(request, request.work.num_cached, request.work.num_cached)
             request.state = PromptState.STAGING
             works.append(request.work)
         return works
@@ -78,12 +83,12 @@ class Stages(PrefillTable):
         return request if request and self.has_share(self._needed(request.work)) else None
 
     def _needed(self, work: Work) -> int:
-        return self._blocks.needed(work.num_cached, work.num_cached)
+        return self.needed(work.num_cached, work.num_cached)
 
     def _in_order(self) -> Sequence[ScheduledRequest]:
         return self._policy.in_staging_order([*self._waiting.values()])
 
     def has_share(self, num_blocks: int) -> bool:
         """Whether `num_blocks` more blocks may be withheld from prompts."""
-        num_taken = self.num_blocks + self._blocks.num_held
+        num_taken = self.num_blocks + self._prompts.num_held_blocks
         return num_taken + num_blocks <= self._num_blocks_at_most

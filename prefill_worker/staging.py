@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.instance.copies import RunningCopies, pool_blocks
-from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.copies import RunningCopies, blocks_with, pairs_of
+from alignedserve.instance.executor import Transfers
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.protocol.messages import Failed, Gone, Work
 from alignedserve.transport.completions import Outcome
-from alignedserve.types import BlockId, RequestId, RequestKey
+from alignedserve.types import BlockId, RequestKey
 
 
 class StagingListener(Protocol):
@@ -48,13 +48,11 @@ class Staged:
 class Staging:
     def __init__(
         self,
-        engine: Executor,
         schedule: PrefillSchedule,
         transfers: Transfers,
         copies: RunningCopies,
         listener: StagingListener,
     ) -> None:
-        self._engine = engine
         self._schedule = schedule
         self._transfers = transfers
         self._copies = copies
@@ -77,12 +75,13 @@ class Staging:
             order()
 
     def start(self, work: Work) -> None:
-        """Starts loading a candidate. The schedule has reserved its blocks."""
-        key, span, num_cached = work.request.key, self._engine.span, work.num_cached
-        blocks = self._engine.lease(_owner(key), span.num_held(num_cached, num_cached))
+        """Starts loading a candidate, which has its blocks."""
+        key, num_cached, memory = work.request.key, work.num_cached, self._schedule.memory
+        held = self._schedule.stages.started[key]
+        blocks = blocks_with(memory, held, num_cached)
         self._requests[key] = Staged(blocks, is_prompt=False, is_staged=False)
-        end, num_passed = span.num_columns(num_cached), span.num_passed(num_cached)
-        pairs = list(zip(blocks, pool_blocks(span, work.blocks, 0, end, num_passed), strict=True))
+        end, num_passed = memory.span.num_columns(num_cached), memory.span.num_passed(num_cached)
+        pairs = pairs_of(memory, held, work.blocks, 0, end, num_passed)
         self._copies.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
     def hold(self, key: RequestKey, blocks: Sequence[BlockId]) -> bool:
@@ -134,13 +133,7 @@ class Staging:
         if staged.is_prompt:
             self._schedule.prompts.let_go(key)
             self._listener.let_go(key)
-        else:
-            self._engine.give_back(_owner(key))
         if staged.last_message:
             self._listener.gone(staged.last_message)
         if staged.then:
             staged.then()
-
-
-def _owner(key: RequestKey) -> RequestId:
-    return RequestId(f"staged {key}")

@@ -20,6 +20,7 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.instance.copies import DRAIN_STEP_S, blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.boundary import PrefillPlan
@@ -86,15 +87,18 @@ class PrefillWorker(Worker):
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
+        memory: BlockManager | None = None,
     ) -> None:
-        super().__init__(engine, transfers, clock, threads, enable_prefix_caching)
+        """`memory`: that of the engine's last worker, if it had one."""
         # Blocks that a prompt passes during its computation are being saved to the pool, and are not freed.
-        engine.keep_window(max_step=0)
-        engine.count_once(False)
-        lookup = self.prompts.prefix_cache if enable_prefix_caching else None
-        limits = replace(limits_of(engine), saves_whole=True)
-        self.schedule = PrefillSchedule(limits, transfers.staging_share, policy, estimate, lookup)
-        self._staging = Staging(engine, self.schedule, transfers, self.copies, self)
+        memory = memory or BlockManager(engine.num_blocks, engine.span)
+        memory.count_as(engine.span, counts_once=False)
+        super().__init__(engine, transfers, memory, clock, threads, enable_prefix_caching)
+        limits = replace(limits_of(engine, memory.span), saves_whole=True)
+        self.schedule = PrefillSchedule(
+            limits, transfers.staging_share, policy, estimate, memory, self.prompts.prefix_cache
+        )
+        self._staging = Staging(self.schedule, transfers, self.copies, self)
         self._report = PrefillReport.empty()
 
     # ---- orders -----------------------------------------------------------------------------------------------------
@@ -169,10 +173,11 @@ class PrefillWorker(Worker):
         return [(self._requests[key].request, count) for key, count in plan.chunks]
 
     def _start(self, work: Work) -> None:
-        request = self.prompts.start(work)
+        held = self.schedule.prompts.started[work.request.key]
+        request = self.prompts.start(work, held)
         num_shared = self.prompts.num_shared(work.request.key)
         num_saved = work.num_cached // self.engine.format.block_size
-        num_passed = self.engine.span.num_passed(work.num_cached)
+        num_passed = self.memory.span.num_passed(work.num_cached)
         self._requests[work.request.key] = Prompt(work, request, num_saved, num_shared, num_passed)
         if work.num_cached <= num_shared:
             self.engine.join(request)
@@ -191,7 +196,6 @@ class PrefillWorker(Worker):
     def _finished(self, step: Step) -> list[AnyMessage]:
         # Copies that ended immediately are reported together with this iteration's results.
         self.transfers.completions.run()
-        self._check_blocks()
         return self._take_messages(self._clock() - step.begun_s)
 
     def _after_chunk(self, prompt: Prompt) -> None:
@@ -210,7 +214,7 @@ class PrefillWorker(Worker):
     def _hold(self, prompt: Prompt) -> None:
         """Lets decode instances pull RT from here."""
         if prompt.work.deadlines.is_rt:
-            blocks = blocks_with(self.engine, prompt.request, prompt.request.num_computed)
+            blocks = blocks_with(self.memory, prompt.request.held, prompt.request.num_computed)
             if self._staging.hold(prompt.key, blocks):
                 self._report.held.append(prompt.key)
 
@@ -269,7 +273,7 @@ class PrefillWorker(Worker):
         del self._requests[prompt.key]
 
     def _pairs(self, prompt: Prompt, first: int, end: int) -> Pairs:
-        return pairs_of(self.engine, prompt.request, prompt.work.blocks, first, end, prompt.num_passed)
+        return pairs_of(self.memory, prompt.request.held, prompt.work.blocks, first, end, prompt.num_passed)
 
     # ---- what staging says ------------------------------------------------------------------------------------------
 
@@ -323,6 +327,6 @@ class PrefillWorker(Worker):
         del self._requests[prompt.key]
 
     def _take_messages(self, duration_s: float) -> list[AnyMessage]:
-        has_news = self._has_news(self.schedule.blocks.num_free)
+        has_news = self._has_news(self.memory.num_free)
         report = [self._take_report(duration_s)] if has_news else []
         return report + self._take_outbox()

@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.worker import Worker
 from tests import draws, second_runs, timings
 
 # torch's threads spin while they wait for each other. If another process uses one of the cores, tiny operations take a
@@ -170,9 +172,34 @@ def all_engines() -> Iterator[weakref.WeakSet[Engine]]:
     patch.undo()
 
 
+@pytest.fixture(scope="session")
+def all_memories() -> Iterator[weakref.WeakSet[BlockManager]]:
+    """Those of workers with real engines. Simulated instances check theirs after each iteration."""
+    memories: weakref.WeakSet[BlockManager] = weakref.WeakSet()
+    patch = pytest.MonkeyPatch()
+    plain = Worker.__init__
+
+    def registered(self: Worker, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        if isinstance(self.engine, Engine):
+            memories.add(self.memory)
+
+    patch.setattr(Worker, "__init__", registered)
+    yield memories
+    patch.undo()
+
+
 @pytest.fixture(autouse=True)
-def no_test_leaks_a_block(all_engines: weakref.WeakSet[Engine]) -> Iterator[None]:
+def no_test_leaks_a_block(
+    all_engines: weakref.WeakSet[Engine], all_memories: weakref.WeakSet[BlockManager]
+) -> Iterator[None]:
     yield
+    for memory in list(all_memories):
+        try:
+            memory.check()
+        except RuntimeError:
+            all_memories.discard(memory)
+            raise
     for engine in list(all_engines):
         try:
             engine.check_idle()

@@ -48,8 +48,8 @@ INSTANCE = BASE | {
 # An instance's state machine, and what of the engine and of transports it can be without torch.
 STATE_MACHINES = {
     *(f"alignedserve.{part}_worker.{module}" for part in ("prefill", "decode") for module in ("worker",)),
-    *(f"alignedserve.instance.{module}" for module in ("executor", "loop", "requests", "worker")),
-    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request")),
+    *(f"alignedserve.instance.{module}" for module in ("executor", "loop", "memory", "requests", "worker")),
+    *(f"alignedserve.engine.{module}" for module in ("config", "outputs", "request")),
     *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
     "alignedserve.text.grammar",
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
-from alignedserve.engine.blocks import NO_BLOCK, Grown
 from alignedserve.engine.request import Request, Work
 from alignedserve.kv.format import tokens_per_block
 from alignedserve.kv.groups import LayerGroups
@@ -83,8 +81,6 @@ class Batch:
 class BatchTable:
     def __init__(self, max_num_seqs: int, max_columns: int, block_size: int, groups: LayerGroups) -> None:
         self._block_size = block_size
-        # No column is passed in the leading groups, which have full attention.
-        self._num_full_groups = groups.num_full
         # [row, layer group, column]
         self._blocks = np.zeros((max_num_seqs, groups.num_groups, max_columns), dtype=np.int32)
         self._num_columns = np.zeros(max_num_seqs, dtype=np.int32)
@@ -116,17 +112,16 @@ class BatchTable:
         self._free_rows.append(request.row)
         request.row = -1
 
-    def add_columns(self, request: Request, grown: Sequence[Grown]) -> None:
-        """Enters newly allocated blocks, by group, into the request's row."""
-        for group, (first, blocks) in enumerate(grown):
+    def add_columns(self, request: Request) -> None:
+        """Enters the blocks that the request has got since the last call into its row. Nothing reads the entries of
+        columns that it has passed."""
+        first, groups = request.num_columns, request.held.groups
+        for group, held in enumerate(groups):
+            blocks = held[first:]
             self._blocks[request.row, group, first : first + len(blocks)] = blocks
         # A full group is ahead of the sliding ones while these wait for columns to be passed.
-        request.num_columns = min([first + len(blocks) for first, blocks in grown])
+        request.num_columns = min(map(len, groups))
         self._set_num_columns(request)
-
-    def pass_columns(self, request: Request, num_passed: int) -> None:
-        """Clears the entries of passed columns in sliding groups. Nothing reads these entries."""
-        self._blocks[request.row, self._num_full_groups :, :num_passed] = NO_BLOCK
 
     def set_block(self, request: Request, index: int, block: BlockId) -> None:
         """Replaces one of the request's blocks."""
@@ -142,7 +137,7 @@ class BatchTable:
         return batch
 
     def outgrown(self, batch: Batch) -> list[int]:
-        """Entries of the batch's work that need more blocks than they have."""
+        """Entries of the batch's work that need more blocks than are in their rows."""
         ends = self._num_computed[batch.rows] + batch.counts
         entries: list[int] = np.flatnonzero(ends > self._room[batch.rows]).tolist()
         return entries

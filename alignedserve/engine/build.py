@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.engine.adapter_places import AdapterPlaces
-from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
@@ -33,7 +32,6 @@ from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.kv.format import BlockFormat, num_restored_blocks
 from alignedserve.kv.groups import LayerGroups
-from alignedserve.kv.span import KvSpan
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import AdaptedSource, with_adapters
@@ -206,16 +204,15 @@ def _assemble(
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, loaded, step, leader)
     span = span_of_requests(config, groups, has_whole_prompts)
     num_blocks = choose_num_blocks(config, form, max_model_len, budget, span)
-    blocks = BlockManager(num_blocks, KvSpan.of_whole_requests(groups, form.block_size))
-    own_blocks = new_blocks(form, blocks.num_blocks, ops.device, allocate)
+    own_blocks = new_blocks(form, num_blocks, ops.device, allocate)
     num_restored = 0
     if config.hidden_cache:
-        num_restored = num_restored_blocks(blocks.num_blocks, max_columns)
+        num_restored = num_restored_blocks(num_blocks, max_columns)
         shape = (num_restored, 1, *form.shape[1:])
         step.keep_inputs(torch.empty(shape, dtype=ops.dtype, device=ops.device))
     ops.bind_cache(own_blocks, groups)
     if leader:
-        leader.prepare(blocks.num_blocks)
+        leader.prepare(num_blocks)
     compiled = ops.compile(
         model.forward, model.logits, step, max_rows=max_seqs, final_states=model.final_states
     )
@@ -234,7 +231,6 @@ def _assemble(
     return Engine(
         runner=ModelRunner(compiled, Sampler(ops), step, max_rows=max_seqs),
         limits=limits,
-        blocks=blocks,
         cache=cache,
         model=_traits(loaded),
         grammars=grammars,

@@ -1,20 +1,21 @@
-"""The engine of one instance. It holds requests and their blocks, and computes what it is told, iteration by iteration.
+"""The engine of one instance. It holds requests and the bytes of blocks, and computes what it is told, iteration by
+iteration.
 
 Its instance (`decode_worker`, `prefill_worker`) decides which requests are adopted, join and leave the batch, and are
-released, and how many tokens of each are computed. `launch` and `finish` are the two halves of an iteration.
+released, which blocks each has (`instance/memory.py`), and how many tokens of each are computed. `launch` and `finish`
+are the two halves of an iteration.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from alignedserve.engine.adapter_places import AdapterPlaces
 from alignedserve.engine.batch import BatchTable, Due
-from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import EngineLimits
@@ -33,6 +34,7 @@ from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.kv.format import BlockFormat
 from alignedserve.kv.groups import LayerGroups
+from alignedserve.kv.held import NO_BLOCK
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
 from alignedserve.text.grammar import Grammars
@@ -72,7 +74,6 @@ class Engine:
         self,
         runner: ModelRunner,
         limits: EngineLimits,
-        blocks: BlockManager,
         cache: KVCache,
         model: ModelTraits,
         grammars: Grammars,
@@ -85,12 +86,12 @@ class Engine:
         self._has_reversed = has_reversed
         self._runner = runner
         self.limits = limits
-        self._blocks = blocks
         self.cache = cache
         self.window = model.window if model.window < model.max_model_len else 0
         self.groups = model.groups
         form = cache.format
-        self.span = KvSpan.of_whole_requests(self.groups, form.block_size)
+        # What a request holds if all of its blocks are saved before any is freed.
+        self.span = KvSpan.of(self.groups, form.block_size, max_step=0)
         max_columns = form.num_columns(model.max_model_len)
         self._table = BatchTable(limits.max_num_seqs, max_columns, form.block_size, self.groups)
         self._endings = Endings(model.vocabulary)
@@ -102,110 +103,34 @@ class Engine:
         """Adapter numbers by name."""
         return self.adapter_places.numbers if self.adapter_places else {}
 
-    def keep_window(self, max_step: int) -> None:
-        """Makes requests free the blocks that they pass, and hold none too far ahead (`max_step`: see `KvSpan`). Called
-        before the first request; does nothing without a window."""
-        if self.groups.window:
-            self.span = KvSpan.of(self.groups, self.format.block_size, max_step)
-            self._blocks.keep_window(self.span)
-
-    def adopt(self, new: NewRequest) -> Request | None:
+    def adopt(self, new: NewRequest) -> Request:
         """Takes in a request that began elsewhere, or will continue there. The caller decides when it runs and leaves.
 
-        The request gets blocks for all of its tokens, shared ones (`share`) included, as far as `span` requires. Call
-        `join` and `execute` once these hold the KV of its computed tokens. It holds its blocks until `release`, even
-        after its end, because a copy may still read them. Passed blocks are held until `free_passed`.
-
-        Returns None and changes nothing if too few blocks are free; shared blocks stay held. Raises InvalidRequest if
-        the request can't be run.
+        Call `join` and `execute` once its blocks hold the KV of its computed tokens. A copy may read its blocks even
+        after its end, so the caller frees them no earlier than `release`. Raises InvalidRequest if it can't be run.
         """
-        layout = new.layout
-        if layout.is_reversed and not self._has_reversed:
+        if new.layout.is_reversed and not self._has_reversed:
             raise RuntimeError(
                 f"{new.request_id}: is reversed, and the engine was built without has_reversed"
             )
         new.check(self.limits.can_keep_inputs)
-        num_columns = self.format.num_columns(new.num_tokens, layout.keeps_inputs) - layout.num_lent
-        num_passed = self.span.num_passed(new.num_computed)
-        if self._blocks.num_missing(new.request_id, num_columns, num_passed) > self._blocks.num_free:
-            return None
-        request = self._begin(new)
-        self._blocks.grow(new.request_id, num_columns, num_passed)
-        return request
-
-    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
-        """The number of tokens with cached KV under the leading block hashes. `num_passed`: see `share`."""
-        return self._blocks.num_known(block_hashes, num_passed) * self.cache.format.block_size
-
-    def share(
-        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
-    ) -> int:
-        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/prefixes.py`), as far
-        as they are known. Returns the number of tokens with KV. `num_passed`: the columns that it has passed, if it
-        gets the KV after these hashes from the pool or from another instance."""
-        return self._blocks.share(request_id, block_hashes, num_passed) * self.cache.format.block_size
-
-    def count_once(self, is_on: bool) -> None:
-        """Counts a block with several owners once, or once for each of them. Called before the first request, after
-        `keep_window`; with a window, each owner counts."""
-        self._blocks.count_once(is_on)
-
-    @property
-    def num_repeated(self) -> int:
-        return self._blocks.num_repeated
-
-    def num_shared(self, request_id: RequestId) -> int:
-        return self._blocks.num_shared(request_id)
-
-    def num_read_by_others(self, request_id: RequestId) -> float:
-        return self._blocks.num_read_by_others(request_id)
-
-    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
-        return self._blocks.num_held(block_hashes, num_passed)
-
-    def free_early(self, request_id: RequestId) -> None:
-        """If shared blocks are counted once, frees the blocks of a request that will be released before the next
-        iteration. What others share from here on then no longer counts as its."""
-        if self._blocks.counts_once:
-            self._blocks.free(request_id)
-
-    def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
-        """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""
-        self._blocks.publish(request.request_id, first, block_hashes)
-
-    def forget_all_hashes(self) -> None:
-        """Stops sharing all blocks from here on. Requests that share them already keep them."""
-        self._blocks.forget_all()
-
-    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
-        """The request's blocks in these columns, or in all, column by column. NO_BLOCK stands for passed ones."""
-        return self._blocks.in_columns(request.request_id, first, end)
+        return self._begin(new)
 
     def join(self, request: Request) -> None:
         """Adds the request to the batch. Its blocks must hold the KV of its computed tokens."""
         request.status, request.num_columns = Status.RUNNING, 0
         self._table.enter(request)
-        held = [self._blocks.held(request.request_id, group) for group in range(self.span.num_groups)]
-        self._table.add_columns(request, [Grown(0, blocks) for blocks in held])
-
-    def free_passed(self, request: Request) -> None:
-        """Frees the blocks that the running request has passed, and gives it the new ones that it gets in their
-        place."""
-        num_passed = self.span.num_passed(request.num_computed)
-        grown = self._blocks.free_passed(request.request_id, num_passed, request.num_tokens)
-        self._table.pass_columns(request, num_passed)
-        self._table.add_columns(request, grown)
+        self._table.add_columns(request)
 
     def part(self, request: Request) -> None:
-        """Stops running the request. Its blocks stay as they are until `release`, or until it joins again."""
+        """Stops running the request, until `release` or until it joins again."""
         self._table.leave(request)
         request.status = Status.HELD
 
     def release(self, request: Request) -> None:
-        """Ends the request, and frees its blocks."""
+        """Ends the request."""
         if request.row >= 0:
             self._table.leave(request)
-        self._blocks.free(request.request_id)
         if self._checkpoints:
             self._checkpoints.drop(request.request_id)
         request.status = Status.FINISHED
@@ -218,46 +143,27 @@ class Engine:
         request."""
         self._checkpoints = Checkpoints(self.cache.parts, num_parts)
 
-    def lend(self, borrower: Request, lender: Request, index: int) -> None:
-        """Makes the lender's block the borrower's next one, too. It may come later than the next column that the
-        borrower needs; `allocate_up_to` fills the columns before it."""
-        block = self._blocks.lend(borrower.request_id, lender.request_id, index)
-        self._table.add_columns(borrower, [Grown(borrower.num_columns, [block])])
-
-    def allocate_up_to(self, request: Request, num_columns: int) -> None:
-        """Makes the request hold blocks for `num_columns` columns."""
-        self._grow(request, num_columns)
-
-    def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
+    def checkpoint(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
         """Copies tokens `first` to `end` of the lender's block to host memory. Returns the number of bytes."""
         checkpoints = self._kept
-        block = self._blocks.held(lender.request_id)[index]
         checkpoints.save(lender.request_id, index, block, first, end)
         return (end - first) * checkpoints.bytes_per_token
 
-    def give_up(self, lender: Request, index: int) -> None:
-        """Gives up the lender's side of a block with two owners. The lender can't run until `renew`."""
-        self._blocks.give_up(lender.request_id, index)
-
-    def renew(self, lender: Request, index: int) -> None:
-        """Gives the lender a fresh block for this index, with a copy of the shared one unless that was given up."""
-        old, new = self._blocks.renew(lender.request_id, index)
+    def renew(self, lender: Request, index: int, old: BlockId, new: BlockId) -> None:
+        """The lender has a fresh block for this index. Copies the old one to it, unless it was given up."""
         if old != NO_BLOCK:
             self.cache.copy(old, new)
         self._table.set_block(lender, index, new)
 
-    def restore(self, lender: Request, index: int, first: int, end: int) -> int:
+    def restore(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
         """Copies tokens back from host memory. Returns the number of bytes."""
         checkpoints = self._kept
-        block = self._blocks.held(lender.request_id)[index]
         checkpoints.restore(lender.request_id, index, block, first, end)
         return (end - first) * checkpoints.bytes_per_token
 
     def cut(self, request: Request, num_tokens: int) -> None:
-        """Cuts a request that does not run to the KV of its first `num_tokens` tokens, and to their blocks. One block
-        stays even with no KV."""
+        """Cuts a request that does not run to the KV of its first `num_tokens` tokens."""
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, max(1, self.cache.format.num_columns(num_tokens)))
         if self._checkpoints:
             self._checkpoints.drop(request.request_id)
 
@@ -267,24 +173,10 @@ class Engine:
             raise RuntimeError("make_checkpoints was not called, and KV is to be saved")
         return self._checkpoints
 
-    # ---- blocks for others -------------------------------------------------------------------------------------------
-
-    def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        """Leases blocks for KV that is only forwarded, and belongs to no request of this engine. They are held until
-        `give_back`."""
-        blocks = self._blocks.allocate(owner, num_blocks)
-        if blocks is None:
-            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
-        return blocks
-
-    def give_back(self, owner: RequestId) -> None:
-        self._blocks.free(owner)
-
     def reset(self) -> None:
         """Ends all requests, even if an exception in the middle of a step has left them in an inconsistent state."""
         self._requests.clear()
         self._checkpoints = None
-        self._blocks.reset()
         self._table.reset()
 
     @property
@@ -293,19 +185,15 @@ class Engine:
 
     @property
     def num_blocks(self) -> int:
-        return self._blocks.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._blocks.num_free
+        return len(self.cache.blocks)
 
     @property
     def num_unfinished(self) -> int:
         return len(self._requests)
 
     def execute(self, work: Work) -> list[TokenOutput]:
-        """Runs one iteration: computes these numbers of tokens of these requests. They must have joined, and enough
-        blocks must be free."""
+        """Runs one iteration: computes these numbers of tokens of these requests. They must have joined, and have
+        blocks for these tokens."""
         return self.finish(self.launch(work))
 
     def launch(self, work: Work) -> LaunchedIteration:
@@ -313,8 +201,13 @@ class Engine:
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
-            num_tokens = request.num_computed + count
-            self._grow(request, self.format.num_columns(num_tokens, request.keeps_inputs))
+            self._table.add_columns(request)
+            needed = request.num_columns_for(request.num_computed + count, self.format)
+            if needed > request.num_columns:
+                raise RuntimeError(
+                    f"{request.request_id}: {count} tokens are planned, which need {needed} columns of blocks, "
+                    f"and it has {request.num_columns}"
+                )
         launched = self._runner.launch(self._table, batch)
         self._table.computed(batch)
         return LaunchedIteration(launched, self._announce(launched))
@@ -332,7 +225,6 @@ class Engine:
 
     def check_idle(self) -> None:
         """Raises RuntimeError with both numbers if anything of finished requests is left."""
-        self._blocks.check_idle()
         if self._checkpoints:
             self._checkpoints.check_idle()
         if self._requests:
@@ -355,16 +247,6 @@ class Engine:
         self._endings.watch(request)
         self._requests[new.request_id] = request
         return request
-
-    def _grow(self, request: Request, num_columns: int) -> None:
-        """Makes the running request hold blocks for `num_columns` columns, as far as `span` requires."""
-        grown = self._blocks.grow(request.request_id, num_columns)
-        if grown is None:
-            count = self._blocks.num_missing(request.request_id, num_columns)
-            raise RuntimeError(
-                f"{request.request_id}: planned {count} blocks, only {self._blocks.num_free} are free"
-            )
-        self._table.add_columns(request, grown)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
         """The iteration's outputs, still without tokens. Those of `LaunchedIteration.requests` come first, in order."""

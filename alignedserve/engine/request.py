@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.lora_modules import name_of
+from alignedserve.kv.format import BlockFormat
+from alignedserve.kv.held import Held
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Matcher
@@ -103,8 +105,6 @@ class Layout:
 
     # It fills each block from the last slot down, so that another request can use the first slots.
     is_reversed: bool = False
-    # Its last blocks, this many, are lent: they follow by `Engine.lend`.
-    num_lent: int = 0
     # Its blocks hold the inputs of each layer in place of K and V.
     keeps_inputs: bool = False
 
@@ -124,6 +124,8 @@ class Request:
     max_output_len: int
     # The matcher for params.structured_outputs.
     matcher: Matcher | None = None
+    # Its blocks, for which the caller answers.
+    held: Held = field(default_factory=Held)
     # See `Layout`.
     is_reversed: bool = False
     keeps_inputs: bool = False
@@ -160,6 +162,10 @@ class Request:
     def num_pending(self) -> int:
         """Tokens with KV still to be computed: the rest of the prompt, or the token sampled last."""
         return self.num_prompt + len(self.output) - self.num_computed
+
+    def num_columns_for(self, num_tokens: int, form: BlockFormat) -> int:
+        """The number of columns that its first `num_tokens` tokens need."""
+        return form.num_columns(num_tokens, self.keeps_inputs)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -200,6 +206,8 @@ class NewRequest:
     pooling: str | None = None
     # The name of the adapter that all of its KV was computed with; empty if it has none.
     adapter: str = ""
+    # See `Request`.
+    held: Held = field(default_factory=Held)
 
     @property
     def num_tokens(self) -> int:
@@ -224,6 +232,7 @@ class NewRequest:
             stop_token_ids=stop_token_ids,
             max_output_len=min(room, self.params.max_tokens or room),
             matcher=self.matcher,
+            held=self.held,
             is_reversed=self.layout.is_reversed,
             keeps_inputs=self.layout.keeps_inputs,
             pooling=self.pooling,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import compress
 
-from alignedserve.engine.blocks import NO_BLOCK
-from alignedserve.engine.request import Request
-from alignedserve.instance.executor import Executor, Transfers
+from alignedserve.instance.executor import Transfers
+from alignedserve.instance.memory import BlockManager
+from alignedserve.kv.held import NO_BLOCK, Held
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Moved
 from alignedserve.transport.completions import Done, Outcome
@@ -85,11 +85,11 @@ class RunningCopies:
         return list(moved.values())
 
 
-def blocks_with(engine: Executor, request: Request, num_cached: int) -> list[BlockId]:
-    """Returns the request's blocks that the token after the first `num_cached` attends to."""
-    span = engine.span
+def blocks_with(memory: BlockManager, held: Held, num_cached: int) -> list[BlockId]:
+    """Returns the owner's blocks that the token after the first `num_cached` attends to."""
+    span = memory.span
     end = span.num_columns(num_cached)
-    return [*compress(engine.blocks_of(request, 0, end), span.are_held(0, end, span.num_passed(num_cached)))]
+    return [*compress(memory.in_columns(held, 0, end), span.are_held(0, end, span.num_passed(num_cached)))]
 
 
 def pool_blocks(
@@ -103,17 +103,17 @@ def pool_blocks(
 
 
 def pairs_of(
-    engine: Executor,
-    request: Request,
+    memory: BlockManager,
+    held: Held,
     columns: Sequence[PoolBlockId],
     first: int,
     end: int,
     num_passed: int,
 ) -> Pairs:
-    """Returns the request's blocks in columns `first` to `end`, each with its pool block."""
-    here = [*compress(engine.blocks_of(request, first, end), engine.span.are_held(first, end, num_passed))]
+    """Returns the owner's blocks in columns `first` to `end`, each with its pool block."""
+    here = [*compress(memory.in_columns(held, first, end), memory.span.are_held(first, end, num_passed))]
     if NO_BLOCK in here:
         raise RuntimeError(
-            f"{request.request_id}: lacks a block of columns {first} to {end}, and the first {num_passed} are passed"
+            f"a block of columns {first} to {end} is lacking, and the first {num_passed} are passed"
         )
-    return [*zip(here, pool_blocks(engine.span, columns, first, end, num_passed), strict=True)]
+    return [*zip(here, pool_blocks(memory.span, columns, first, end, num_passed), strict=True)]

@@ -1,6 +1,6 @@
 """Lets prompts with the same prefix share KV: that of full blocks, of running and earlier prompts.
 
-A block can be shared from the time its KV is computed until it is evicted for lack of free blocks (`engine/blocks.py`).
+A block can be shared from the time its KV is computed until it is evicted for lack of free blocks (`memory.py`).
 Prompts with a cache salt share only with prompts of the same salt, and likewise for adapters.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.engine.request import Request
-from alignedserve.instance.executor import Executor
-from alignedserve.instance.requests import id_of
+from alignedserve.instance.memory import BlockManager
+from alignedserve.kv.held import Held
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.prefixes import BlockHasher
 from alignedserve.types import RequestKey
@@ -35,6 +35,8 @@ class HashedPrefix:
     num_output: int = 0
     # None: it shares no KV.
     hasher: BlockHasher | None = None
+    # Its blocks, when it has started.
+    held: Held | None = None
 
     def leave_alone(self) -> None:
         """Lets no other request have what this one computes from here on."""
@@ -43,14 +45,12 @@ class HashedPrefix:
 
 
 class PrefixCache:
-    """See `prefix_dedup.PrefixLookup` and `prefix_dedup.SharedBlocks`."""
-
-    def __init__(self, engine: Executor, is_enabled: bool, rt_only: bool = False) -> None:
+    def __init__(self, memory: BlockManager, is_enabled: bool, rt_only: bool = False) -> None:
         """`rt_only`: best effort shares no KV."""
-        self._engine = engine
+        self._memory = memory
         self._rt_only = rt_only
         self.is_enabled = is_enabled
-        self._block_size = engine.format.block_size
+        self._block_size = memory.span.block_size
         # The hashes of waiting prompts.
         self._waiting: dict[RequestKey, HashedPrefix] = {}
         # The era of the router's last ForgetAll.
@@ -58,6 +58,7 @@ class PrefixCache:
         self._num_asked = self._num_found = 0
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
+        """Returns the hashes of the prompt's first blocks, which it may share."""
         if not self._is_for(work) or (work.num_cached and self._num_passed(work.num_cached) is None):
             # The columns between what is here and what the pool has would be missing.
             return ()
@@ -70,22 +71,25 @@ class PrefixCache:
             self._waiting[work.request.key] = self._hashed(work)
 
     def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
-        return self._engine.num_known(block_hashes, self._num_passed(num_cached))
+        """Returns the number of tokens with KV on the instance now. `num_cached`: those with KV in the pool."""
+        return self._memory.num_known(block_hashes, self._num_passed(num_cached)) * self._block_size
 
     def _num_passed(self, num_cached: int) -> int | None:
         """Returns the number of columns of which a prompt needs no blocks in sliding groups. These are passed by its
         `num_cached` tokens with KV in the pool, and all blocks of the others are saved there. None: the instance passes
         columns itself, and does not save them."""
-        return None if self._engine.span.max_step else self._engine.span.num_passed(num_cached)
+        span = self._memory.span
+        return None if span.max_step else span.num_passed(num_cached)
 
-    def take(self, work: Work, max_blocks: int | None = None) -> int:
-        """Call it during a plan. `start` must follow before the next plan."""
+    def take(self, work: Work, held: Held, max_blocks: int | None = None) -> int:
+        """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
+        cover. `start` must follow before the next plan."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return 0
         if usable := self._usable(work, prefix)[:max_blocks]:
             num_passed = self._num_passed(work.num_cached)
-            prefix.num_shared = self._engine.share(id_of(work.request.key), usable, num_passed)
+            prefix.num_shared = self._memory.share(held, usable, num_passed) * self._block_size
             # The blocks are published, or were until just now. Either way there is nothing left to publish.
             prefix.num_published = prefix.num_shared // self._block_size
         if _shares(work) and work.num_cached <= work.num_found:
@@ -93,61 +97,49 @@ class PrefixCache:
             self._num_found += prefix.num_shared
         return prefix.num_shared
 
-    def take_arriving(self, work: Work) -> int:
-        """Call it during a plan that admits a request with KV elsewhere. `start` must follow before the next plan."""
+    def take_arriving(self, work: Work, held: Held) -> None:
+        """Does the same for an admitted request with KV elsewhere. The KV of these blocks need not be copied."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
-            return 0
+            return
         if usable := self._usable_arriving(work, prefix):
-            num_passed = self._engine.span.num_passed(work.num_cached)
-            prefix.num_here = self._engine.share(id_of(work.request.key), usable, num_passed)
+            num_passed = self._memory.span.num_passed(work.num_cached)
+            prefix.num_here = self._memory.share(held, usable, num_passed) * self._block_size
             prefix.num_published = prefix.num_here // self._block_size
         if work.is_first:
             self._num_asked += len(work.request.prompt)
             self._num_found += prefix.num_here
-        return prefix.num_here
 
     def has_as_much(self, work: Work) -> bool:
         """Returns whether nothing that the pool has of a first request has to come from there, because it is here."""
         prefix = self._waiting.get(work.request.key)
         usable = self._usable(work, prefix) if prefix and work.is_first else ()
-        return len(usable) > 0 and self._engine.num_known(usable) >= work.num_cached
+        return len(usable) > 0 and self._memory.num_known(usable) * self._block_size >= work.num_cached
 
     def missing(self, work: Work) -> Sequence[bytes]:
+        """Returns the hashes of the full blocks with KV that a request with KV elsewhere has to get."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return ()
         usable = self._usable_arriving(work, prefix)
-        num_passed = self._engine.span.num_passed(work.num_cached)
-        return usable[self._engine.num_known(usable, num_passed) // self._block_size :]
+        return usable[self._memory.num_known(usable, self._memory.span.num_passed(work.num_cached)) :]
 
     def num_held(self, work: Work) -> int:
+        """Returns the number of blocks that the request would hold together with others if it began now."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return 0
         if work.num_cached:
-            num_passed = self._engine.span.num_passed(work.num_cached)
-            return self._engine.num_held(self._usable_arriving(work, prefix), num_passed)
-        return self._engine.num_held(self._usable(work, prefix))
+            num_passed = self._memory.span.num_passed(work.num_cached)
+            return self._memory.num_held(self._usable_arriving(work, prefix), num_passed)
+        return self._memory.num_held(self._usable(work, prefix))
 
-    def num_shared(self, key: RequestKey) -> int:
-        return self._engine.num_shared(id_of(key))
-
-    def num_read_by_others(self, key: RequestKey) -> float:
-        return self._engine.num_read_by_others(id_of(key))
-
-    @property
-    def num_repeated(self) -> int:
-        return self._engine.num_repeated
-
-    def dropped(self, key: RequestKey) -> None:
-        self._engine.free_early(id_of(key))
-
-    def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
+    def start(self, work: Work, held: Held, is_shared: bool = True) -> HashedPrefix:
         """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
         shared."""
         waiting = self._waiting.pop(work.request.key, None)
         prefix = (waiting or self._hashed(work)) if is_shared else HashedPrefix([])
+        prefix.held = held
         # A prompt that was preempted finds what it has computed itself.
         is_first = work.num_cached <= work.num_found
         prefix.num_found = max(prefix.num_shared, work.num_found) if is_first else work.num_found
@@ -165,8 +157,8 @@ class PrefixCache:
     def computed(self, request: Request, prefix: HashedPrefix) -> None:
         """Shares the blocks that were computed since the last call."""
         first, end = prefix.num_published, request.num_computed // self._block_size
-        if prefix.block_hashes[first:end]:
-            self._engine.publish_blocks(request, first, prefix.block_hashes[first:end])
+        if prefix.held and prefix.block_hashes[first:end]:
+            self._memory.publish(prefix.held, first, prefix.block_hashes[first:end])
             prefix.num_published = end
 
     def ended(self, request: Request, prefix: HashedPrefix) -> None:
@@ -180,9 +172,13 @@ class PrefixCache:
     def forget_all(self, era: int) -> None:
         """Stops sharing all blocks, and those that requests of earlier eras will have."""
         self._era = era
-        self._engine.forget_all_hashes()
+        self.forget_blocks()
         for prefix in self._waiting.values():
             prefix.leave_alone()
+
+    def forget_blocks(self) -> None:
+        """Stops sharing all blocks from here on. Requests that share them already keep them."""
+        self._memory.forget_all()
 
     def take_counts(self) -> tuple[int, int]:
         """Returns, for prompts that started since the last call, the number of tokens and of those with KV from the

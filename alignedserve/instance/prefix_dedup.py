@@ -1,4 +1,4 @@
-"""KV that prompts with the same prefix may share, as a schedule sees it. Pure; `prefix_cache.py` finds it.
+"""Prompts that wait for others with the same prefix. Pure; `prefix_cache.py` finds what is on the instance already.
 
 Among concurrent prompts with the same prefix, one computes the prefix, and the others wait and then share it. Such
 prompts come from a call with several choices, and from batch jobs with a common system prompt or document.
@@ -10,95 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from alignedserve.protocol.messages import Work
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.scheduling.prefixes import pays_to_wait
 from alignedserve.types import RequestKey
-
-
-class PrefixLookup(Protocol):
-    """The KV that an instance keeps for prompts with the same prefix."""
-
-    def block_hashes(self, work: Work) -> Sequence[bytes]:
-        """Returns the hashes of the prompt's first blocks, which it may share."""
-
-    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
-        """Returns the number of tokens with KV on the instance now. `num_cached`: those with KV in the pool."""
-
-    def take(self, work: Work, max_blocks: int | None = None) -> int:
-        """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
-        cover."""
-
-
-class SharedBlocks(PrefixLookup, Protocol):
-    """The same on an instance that decodes. There, a block that several requests hold counts once."""
-
-    def expect(self, work: Work) -> None:
-        """Prepares for `take_arriving` of a request with KV in the pool or on another instance."""
-
-    def take_arriving(self, work: Work) -> int:
-        """Has such a request, which is admitted, hold its shared blocks. Returns the number of tokens that they cover:
-        their KV need not be copied."""
-
-    def has_as_much(self, work: Work) -> bool:
-        """Returns whether all KV that a first request would get from the pool is on the instance now."""
-
-    def missing(self, work: Work) -> Sequence[bytes]:
-        """Returns the hashes of the full blocks with KV that such a request has to get."""
-
-    def num_held(self, work: Work) -> int:
-        """Returns the number of blocks that the request would hold together with others if it began now."""
-
-    def num_shared(self, key: RequestKey) -> int:
-        """Returns the number of the request's blocks that others hold as well."""
-
-    def num_read_by_others(self, key: RequestKey) -> float:
-        """Returns the number of the request's columns that others read for it, if each block is read once."""
-
-    @property
-    def num_repeated(self) -> int:
-        """The number of blocks that sharing saves."""
-
-    def dropped(self, key: RequestKey) -> None:
-        """Call it during a plan that drops the request, after its blocks have been counted as free."""
-
-
-class NoPrefixCache:
-    def block_hashes(self, work: Work) -> Sequence[bytes]:
-        return ()
-
-    def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
-        return 0
-
-    def take(self, work: Work, max_blocks: int | None = None) -> int:
-        return 0
-
-    def expect(self, work: Work) -> None:
-        pass
-
-    def take_arriving(self, work: Work) -> int:
-        return 0
-
-    def has_as_much(self, work: Work) -> bool:
-        return False
-
-    def missing(self, work: Work) -> Sequence[bytes]:
-        return ()
-
-    def num_held(self, work: Work) -> int:
-        return 0
-
-    def num_shared(self, key: RequestKey) -> int:
-        return 0
-
-    def num_read_by_others(self, key: RequestKey) -> float:
-        return 0.0
-
-    @property
-    def num_repeated(self) -> int:
-        return 0
-
-    def dropped(self, key: RequestKey) -> None:
-        pass
 
 
 class Member(Protocol):
@@ -130,9 +44,9 @@ IsAhead = Callable[[Any, Any, float], bool]
 
 
 class PrefixDedup:
-    def __init__(self, block_size: int, lookup: PrefixLookup, is_ahead: IsAhead) -> None:
+    def __init__(self, block_size: int, prefix_cache: PrefixCache, is_ahead: IsAhead) -> None:
         self._block_size = block_size
-        self._lookup = lookup
+        self._prefix_cache = prefix_cache
         self._is_ahead = is_ahead
         self._now = 0.0
         # The blocks that are still to be computed, by hash, and the request that computes each.
@@ -164,7 +78,7 @@ class PrefixDedup:
         what the request has begun to wait for."""
         if not (self._coming and request.block_hashes):
             return False
-        num_here = self._lookup.num_found(request.block_hashes, request.num_computed)
+        num_here = self._prefix_cache.num_found(request.block_hashes, request.num_computed)
         num_found = max(num_here, request.num_computed)
         num_coming = self._num_coming(request, request.block_hashes[num_found // self._block_size :])
         pays = pays_to_wait(num_coming, request.num_tokens - num_found)

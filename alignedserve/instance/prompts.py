@@ -14,6 +14,7 @@ from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
 from alignedserve.instance.requests import adopt, complete, key_of, plain
+from alignedserve.kv.held import Held
 from alignedserve.protocol.messages import NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.text.grammar import Matcher
@@ -21,13 +22,10 @@ from alignedserve.types import InvalidRequest, RequestKey
 
 
 class Prompts:
-    def __init__(
-        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, rt_only: bool = False
-    ) -> None:
-        """`rt_only`: no other prompt uses KV of BE."""
+    def __init__(self, engine: Executor, compiling: Compiling, prefix_cache: PrefixCache) -> None:
         self._engine = engine
         self._compiling = compiling
-        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only)
+        self.prefix_cache = prefix_cache
         # Grammars of prompts that have not started yet.
         self._matchers: dict[RequestKey, Matcher] = {}
         # Block hashes and counts of started prompts, until they leave.
@@ -75,12 +73,12 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work, layout: Layout = PLAIN) -> Request:
+    def start(self, work: Work, held: Held, layout: Layout = PLAIN) -> Request:
         """Starts the prompt and returns the engine's request."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not layout.keeps_inputs)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, held, is_shared=not layout.keeps_inputs)
         matcher = self._matchers.pop(key, None)
-        request = adopt(self._engine, work, matcher, prefix.num_shared, layout)
+        request = adopt(self._engine, work, held, matcher, prefix.num_shared, layout)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs.setdefault(key, [])
@@ -125,7 +123,7 @@ class Prompts:
         prefix = self._prefixes.get(key_of(output.request_id))
         if prefix and prefix.hasher and isinstance(output.error, BrokenLogits):
             prefix.leave_alone()
-            self._engine.forget_all_hashes()
+            self.prefix_cache.forget_blocks()
 
     def distrust_all(self, era: int) -> None:
         """Stops sharing all blocks, and those of requests of earlier eras."""
@@ -133,12 +131,12 @@ class Prompts:
             prefix.leave_alone()
         self.prefix_cache.forget_all(era)
 
-    def arriving(self, work: Work) -> tuple[int, Matcher | None]:
+    def arriving(self, work: Work, held: Held) -> tuple[int, Matcher | None]:
         """Registers an admitted request with KV on its way. Returns the number of its tokens that need no copy, and its
         grammar if it was prepared."""
         key, num_here = work.request.key, 0
         if self.prefix_cache.is_enabled:
-            prefix = self._prefixes[key] = self.prefix_cache.start(work)
+            prefix = self._prefixes[key] = self.prefix_cache.start(work, held)
             num_here = prefix.num_here
         if work.is_first:
             self._computing.add(key)

@@ -9,13 +9,15 @@ from typing import cast
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request
 from alignedserve.instance.executor import Executor
+from alignedserve.kv.held import Held
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
 from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 
 
-def limits_of(engine: Executor) -> InstanceLimits:
+def limits_of(engine: Executor, span: KvSpan) -> InstanceLimits:
     return InstanceLimits(
         num_blocks=engine.num_blocks,
         block_size=engine.format.block_size,
@@ -25,22 +27,22 @@ def limits_of(engine: Executor) -> InstanceLimits:
         block_bytes=engine.format.block_bytes,
         max_prefill_chunk=engine.limits.max_prefill_chunk,
         max_restored_blocks=engine.limits.max_restored_blocks,
-        window=engine.span.window,
-        num_full_groups=engine.span.num_full_groups,
-        num_sliding_groups=engine.span.num_sliding_groups,
-        tile_tokens=engine.span.tile_tokens,
+        window=span.window,
+        num_full_groups=span.num_full_groups,
+        num_sliding_groups=span.num_sliding_groups,
+        tile_tokens=span.tile_tokens,
     )
 
 
 def adopt(
     engine: Executor,
     work: Work,
+    held: Held,
     matcher: Matcher | None = None,
     num_shared: int = 0,
     layout: Layout = PLAIN,
 ) -> Request:
-    """Makes the engine's request; the schedule has reserved its blocks. `num_shared` is the number of tokens with
-    shared KV."""
+    """Makes the engine's request, which has these blocks. `num_shared` is the number of tokens with shared KV."""
     wanted, params = work.request, work.request.params
     if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of the prompt were sent with the first token.
@@ -58,13 +60,9 @@ def adopt(
         layout,
         wanted.pooling,
         wanted.adapter,
+        held,
     )
-    request = engine.adopt(new)
-    if request is None:
-        raise RuntimeError(
-            f"request {wanted.key}: planned blocks for {new.num_tokens} tokens, only {engine.num_free_blocks} are free"
-        )
-    return request
+    return engine.adopt(new)
 
 
 def id_of(key: RequestKey) -> RequestId:

@@ -22,6 +22,8 @@ from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.copies import RunningCopies
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.iteration_times import IterationForecast, Stopwatch
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.instance.prompts import Prompts
 from alignedserve.instance.requests import coming_news, key_of
 from alignedserve.protocol.messages import (
@@ -52,18 +54,11 @@ class Step(msgspec.Struct):
     scheduling_s: float | None = None
 
 
-class FreeBlocks(Protocol):
-    num_free: int
-
-
 class Schedule(Protocol):
-    """Decides what the instance does in its next iteration. Counts blocks, as the engine does."""
+    """Decides what the instance does in its next iteration, and which request has which blocks."""
 
     limits: InstanceLimits
     forecast: IterationForecast
-
-    @property
-    def blocks(self) -> FreeBlocks: ...
 
     def plan(self, now: float) -> Any: ...
 
@@ -82,20 +77,23 @@ class Worker(ABC):
         self,
         engine: Executor,
         transfers: Transfers,
+        memory: BlockManager,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
         rt_only: bool = False,
     ) -> None:
         """`threads` compile grammars; None gives the worker its own. `enable_prefix_caching`: prompts with a common
-        prefix reuse KV of earlier ones. `rt_only`: see `Prompts`."""
+        prefix reuse KV of earlier ones. `rt_only`: see `PrefixCache`."""
         self.engine = engine
         self.transfers = transfers
+        self.memory = memory
         self.copies = RunningCopies(transfers)
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        self.prompts = Prompts(engine, self._compiling, enable_prefix_caching, rt_only)
+        prefix_cache = PrefixCache(memory, enable_prefix_caching, rt_only)
+        self.prompts = Prompts(engine, self._compiling, prefix_cache)
         # Requests that hold blocks.
         self._requests: dict[RequestKey, Any] = {}
         # The counts at the last report: see `_has_news`.
@@ -229,15 +227,10 @@ class Worker(ABC):
 
     def _take_report(self, duration_s: float) -> AnyMessage:
         report, self._report = self._report, self._report.empty()
-        report.num_free_blocks, report.duration_s = self.schedule.blocks.num_free, duration_s
+        report.num_free_blocks, report.duration_s = self.memory.num_free, duration_s
         report.pace, report.moved = self.schedule.forecast.pace, self.copies.take_moved()
         return report
 
     def _take_outbox(self) -> list[AnyMessage]:
         messages, self._outbox = self._outbox, []
         return messages
-
-    def _check_blocks(self) -> None:
-        num_planned, num_free = self.schedule.blocks.num_free, self.engine.num_free_blocks
-        if num_planned != num_free:
-            raise RuntimeError(f"the schedule counts {num_planned} free blocks, the engine {num_free}")

@@ -1,5 +1,4 @@
-"""A simulated engine: it computes nothing, but holds blocks as the real one does, predicts iteration times, and samples
-by `model.py`.
+"""A simulated engine: it computes nothing, predicts iteration times, and samples by `model.py`.
 
 Instead of KV, a block holds a record of which KV it would be. A request that joins without all of its own KV is an
 error.
@@ -8,18 +7,20 @@ error.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 import numpy as np
 
-from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest, Request, Status, Vocabulary, Work
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import key_of
 from alignedserve.kv.format import tokens_per_block
+from alignedserve.kv.held import NO_BLOCK
+from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sim import model
 from alignedserve.sim.block_contents import BlockContents
@@ -42,6 +43,20 @@ class SimFormat:
 
     def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
+
+
+class SimMemory(BlockManager):
+    """Forgets what a block held when another owner takes it."""
+
+    def __init__(self, num_blocks: int, span: KvSpan, contents: BlockContents) -> None:
+        super().__init__(num_blocks, span)
+        self._contents = contents
+
+    def _take(self, count: int) -> list[BlockId]:
+        blocks = super()._take(count)
+        for block in blocks:
+            self._contents.clear(block)
+        return blocks
 
 
 class SimIteration(msgspec.Struct):
@@ -70,8 +85,7 @@ class SimEngine:
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
         self.vocabulary = _VOCABULARY
-        # Without a window until `keep_window`.
-        self.span = replace(limits.span, window=0, max_step=0)
+        self.span = replace(limits.span, max_step=0)
         self.format = SimFormat(
             limits.block_size,
             limits.block_size * cost.kv_bytes_per_token // self.span.num_groups,
@@ -79,19 +93,16 @@ class SimEngine:
         )
         self.grammars = SimGrammars()
         self.contents = self._make_contents()
-        # Requests that have ever shared a block from both ends, and the seconds of the copies for that before the next
-        # iteration.
-        self._sharers: set[RequestId] = set()
+        # The blocks of all workers of this instance, one after the other.
+        self.memory = self._make_memory()
+        # Seconds of the copies before the next iteration for blocks that are shared from both ends.
         self._copies_s = 0.0
         self._cost = cost
         self._seconds = seconds
         self._computed = computed
         self._kv = kv or KvModel()
         self._chains: dict[RequestId, TokenChain] = {}
-        self._blocks = BlockManager(limits.num_blocks, self.span)
         self._requests: dict[RequestId, Request] = {}
-        # For each request, how many of its first columns other requests have filled.
-        self._num_shared: Counter[RequestId] = Counter()
         # The right contents of a request's whole blocks, by group and column, when they were last checked.
         self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
         # For requests with KV that is not right, the lowest `Content.flaw`.
@@ -100,24 +111,14 @@ class SimEngine:
     def _make_contents(self) -> BlockContents:
         return BlockContents(self.limits.block_size)
 
-    @property
-    def num_free_blocks(self) -> int:
-        return self._blocks.num_free
-
-    def keep_window(self, max_step: int) -> None:
-        if self.limits.window:
-            self.span = replace(self.limits.span, max_step=max_step)
-            self._blocks.keep_window(self.span)
+    def _make_memory(self) -> BlockManager:
+        return SimMemory(self.limits.num_blocks, self.span, self.contents)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def adopt(self, new: NewRequest) -> Request | None:
-        request_id, layout = new.request_id, new.layout
+    def adopt(self, new: NewRequest) -> Request:
+        request_id = new.request_id
         new.check(self.limits.can_keep_inputs)
-        num_columns = self.format.num_columns(new.num_tokens, layout.keeps_inputs) - layout.num_lent
-        num_passed = self.span.num_passed(new.num_computed)
-        if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
-            return None
         self._know_tokens(new)
         # No token of the prompt is read; only its length counts.
         prompt = np.empty(len(new.prompt), dtype=np.int32)
@@ -126,8 +127,7 @@ class SimEngine:
             request.matcher = self.grammars.matcher(new.params.structured_outputs, owner="")
         request.max_output_len = min(request.max_output_len, model.own_output_len(new.seed))
         self._requests[request_id] = request
-        self.contents.is_reversed(key_of(request_id), layout.is_reversed)
-        self._grow(request_id, num_columns, num_passed)
+        self.contents.is_reversed(key_of(request_id), new.layout.is_reversed)
         return request
 
     def _know_tokens(self, new: NewRequest) -> None:
@@ -143,84 +143,37 @@ class SimEngine:
         self._check_content(request)
         request.status = Status.RUNNING
 
-    def free_passed(self, request: Request) -> None:
-        num_passed = self.span.num_passed(request.num_computed)
-        self._clear(self._blocks.free_passed(request.request_id, num_passed, request.num_tokens))
-
     def part(self, request: Request) -> None:
         request.status = Status.HELD
 
     def release(self, request: Request) -> None:
-        self._blocks.free(request.request_id)
-        self._num_shared.pop(request.request_id, None)
         self._right.pop(request.request_id, None)
         self._flaws.pop(request.request_id, None)
         self._chains.pop(request.request_id, None)
-        self._sharers.discard(request.request_id)
         self.contents.forget(key_of(request.request_id))
         request.status = Status.FINISHED
         del self._requests[request.request_id]
-
-    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
-        return self._blocks.in_columns(request.request_id, first, end)
-
-    def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        blocks = self._blocks.allocate(owner, num_blocks)
-        if blocks is None:
-            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
-        self._clear([Grown(0, blocks)])
-        return blocks
-
-    def give_back(self, owner: RequestId) -> None:
-        self._blocks.free(owner)
-
-    def _grow(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> None:
-        grown = self._blocks.grow(owner, num_columns, num_passed)
-        if grown is None:
-            count = self._blocks.num_missing(owner, num_columns, num_passed)
-            raise RuntimeError(f"{owner}: planned {count} blocks, only {self._blocks.num_free} are free")
-        self._clear(grown)
-
-    def _clear(self, grown: Sequence[Grown]) -> None:
-        for _, blocks in grown:
-            for block in blocks:
-                self.contents.clear(block)
 
     # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
 
     def make_checkpoints(self, num_parts: int) -> None:
         """Does nothing: the schedule bounds their number, and checks it."""
 
-    def lend(self, borrower: Request, lender: Request, index: int) -> None:
-        self._blocks.lend(borrower.request_id, lender.request_id, index)
-        self._sharers |= {borrower.request_id, lender.request_id}
-
-    def allocate_up_to(self, request: Request, num_columns: int) -> None:
-        self._grow(request.request_id, num_columns)
-
-    def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
-        key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
+    def checkpoint(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
+        key = key_of(lender.request_id)
         self.contents.save(key, block, index, first, end, partial(self._digest, lender.request_id))
         return self._copied(end - first, self._cost.channels.save)
 
-    def give_up(self, lender: Request, index: int) -> None:
-        self._blocks.give_up(lender.request_id, index)
-
-    def renew(self, lender: Request, index: int) -> None:
-        old, new = self._blocks.renew(lender.request_id, index)
-        if old == NO_BLOCK:
-            self.contents.clear(new)
-        else:
+    def renew(self, lender: Request, index: int, old: BlockId, new: BlockId) -> None:
+        if old != NO_BLOCK:
             self.contents.copy(key_of(lender.request_id), old, new)
 
-    def restore(self, lender: Request, index: int, first: int, end: int) -> int:
-        key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
-        self.contents.restore(key, block, index, first, end)
+    def restore(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
+        self.contents.restore(key_of(lender.request_id), block, index, first, end)
         return self._copied(end - first, self._cost.channels.fetch)
 
     def cut(self, request: Request, num_tokens: int) -> None:
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, max(1, self.format.num_columns(num_tokens)))
         self.contents.drop(key_of(request.request_id))
 
     def _copied(self, num_tokens: int, channel: CopyChannel) -> int:
@@ -235,7 +188,7 @@ class SimEngine:
         known, right = self._right.get(request.request_id, {}), dict[tuple[int, int], Content]()
         end = self.format.num_columns(request.num_computed, request.keeps_inputs)
         for group in range(self.span.num_groups):
-            blocks = self._blocks.held(request.request_id, group)
+            blocks = request.held.groups[group]
             for column in range(self._first_seen(request, group), end):
                 held = self.contents.get(key, blocks[column])
                 if held is None or held is not known.get((group, column)):
@@ -247,7 +200,7 @@ class SimEngine:
     def _first_seen(self, request: Request, group: int) -> int:
         """Returns the first column to which the request's next token attends in layers of this group. Derived from the
         window, independently of which columns count as passed."""
-        if group < self.span.num_full_groups or not self.span.window:
+        if group < self.span.num_full_groups or not self.memory.span.window:
             return 0
         return max(request.num_computed + 1 - self.span.window, 0) // self._size_of(request)
 
@@ -255,7 +208,7 @@ class SimEngine:
         """Raises RuntimeError unless the block holds what the request needs there."""
         key, size = key_of(request.request_id), self._size_of(request)
         least = min(size, request.num_computed - column * size)
-        is_its_own = column < self._num_shared[request.request_id] or (held and held.key == key)
+        is_its_own = column < request.held.num_shared or (held and held.key == key)
         is_there = held is not None and (held.group, held.place) == (group, column)
         if held is None or not is_its_own or not is_there or held.num_tokens < least:
             raise RuntimeError(
@@ -283,49 +236,11 @@ class SimEngine:
         """Returns how many of the request's tokens fit into a block."""
         return tokens_per_block(self.format.block_size, request.keeps_inputs)
 
-    # ---- prefixes ---------------------------------------------------------------------------------------------------
-
-    def num_known(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
-        return self._blocks.num_known(block_hashes, num_passed) * self.format.block_size
-
-    def share(
-        self, request_id: RequestId, block_hashes: Sequence[bytes], num_passed: int | None = None
-    ) -> int:
-        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes, num_passed)
-        return self._num_shared[request_id] * self.format.block_size
-
-    def count_once(self, is_on: bool) -> None:
-        self._blocks.count_once(is_on)
-
-    @property
-    def num_repeated(self) -> int:
-        return self._blocks.num_repeated
-
-    def num_shared(self, request_id: RequestId) -> int:
-        return self._blocks.num_shared(request_id)
-
-    def num_read_by_others(self, request_id: RequestId) -> float:
-        return self._blocks.num_read_by_others(request_id)
-
-    def num_held(self, block_hashes: Sequence[bytes], num_passed: int | None = None) -> int:
-        return self._blocks.num_held(block_hashes, num_passed)
-
-    def free_early(self, request_id: RequestId) -> None:
-        if self._blocks.counts_once:
-            self._blocks.free(request_id)
-
-    def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
-        self._blocks.publish(request.request_id, first, block_hashes)
-
-    def forget_all_hashes(self) -> None:
-        self._blocks.forget_all()
-
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests, num_restored = [], [], [], 0
-        block_size, has_window, computed = self.format.block_size, self.span.window > 0, self._computed
-        has_contents = self.has_contents
+        computed, has_contents = self._computed, self.has_contents
         for request, count in work:
             first, num_output = request.num_computed, len(request.output)
             end = first + count
@@ -338,9 +253,6 @@ class SimEngine:
                 chunks.append((first, count))
             if request.keeps_inputs:
                 num_restored += first
-            # A token within a block needs no other block, unless it gets one in place of a passed block.
-            if count > 1 or first % block_size == 0 or has_window:
-                self._grow(request.request_id, self.format.num_columns(end, request.keeps_inputs))
             if has_contents:
                 self._compute(request, end)
             request.num_computed = end
@@ -350,7 +262,7 @@ class SimEngine:
         return SimIteration(requests, copies_s + computing_s)
 
     def _num_saved(self, request: Request) -> int:
-        num_columns = self._blocks.num_read_by_others(request.request_id)
+        num_columns = self.memory.num_read_by_others(request.held)
         return int(self._cost.shared_saving * self.format.block_size * num_columns)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
@@ -372,10 +284,10 @@ class SimEngine:
     def _compute(self, request: Request, end: int) -> None:
         """Computes the request's tokens up to `end`: checks those before, and fills blocks."""
         key, size, first = key_of(request.request_id), self._size_of(request), request.num_computed
-        if request.request_id in self._sharers or self.span.window or self.span.num_groups > 1:
+        if self.memory.has_lent or self.memory.span.window or self.span.num_groups > 1:
             self._check_content(request)
         elif first:
-            held = self.contents.get(key, self._blocks.held(request.request_id)[(first - 1) // size])
+            held = self.contents.get(key, request.held.blocks[(first - 1) // size])
             if held is None:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
@@ -392,7 +304,7 @@ class SimEngine:
                 is_reversed=request.is_reversed,
             )
             for group in range(self.span.num_groups):
-                block = self._blocks.held(request.request_id, group)[column]
+                block = request.held.groups[group][column]
                 self.contents.write(block, content._replace(group=group))
 
     def _digest(self, request_id: RequestId, num_tokens: int) -> int:
@@ -408,6 +320,5 @@ class SimEngine:
 
     def check_idle(self) -> None:
         """Raises RuntimeError if anything is left of a request."""
-        self._blocks.check_idle()
         if self._requests:
             raise RuntimeError(f"idle, but requests {sorted(self._requests)} are left")

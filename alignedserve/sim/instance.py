@@ -94,6 +94,7 @@ class SimInstance(SimProcess):
             self.local_clock.now,
             SimThreads(self.after),
             self._enable_prefix_caching,
+            self.engine.memory,
         )
 
     def _take_role(self, role: str) -> tuple[Worker, Hello]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.engine.blocks import Grown
 from alignedserve.engine.request import NewRequest, Request
+from alignedserve.instance.memory import BlockManager
 from alignedserve.sim.block_contents import BlockContents, Digest
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.segment import Content, SimSegment
@@ -31,13 +31,13 @@ class TrustingEngine(SimEngine):
     def _make_contents(self) -> BlockContents:
         return NoContents(self.limits.block_size)
 
+    def _make_memory(self) -> BlockManager:
+        return BlockManager(self.limits.num_blocks, self.span)
+
     def _know_tokens(self, new: NewRequest) -> None:
         pass
 
     def _check_content(self, request: Request) -> None:
-        pass
-
-    def _clear(self, grown: Sequence[Grown]) -> None:
         pass
 
     def _embedding(self, request: Request) -> bytes:

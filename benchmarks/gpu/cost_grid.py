@@ -132,18 +132,12 @@ def _with_chunks(engine: Engine, point: Point, batch: Decoding) -> float:
     for index, (before, count) in enumerate(point.chunks):
         prompt = tokens.integers(vocab_size, size=before + count).tolist()
         params = SamplingParams(temperature=0, max_tokens=MAX_STEPS, ignore_eos=True)
-        request = engine.adopt(
-            NewRequest(RequestId(f"chunk{index}"), prompt, params, seed=0, num_computed=before)
-        )
-        if request is None:
-            raise RuntimeError(
-                f"no room for a prompt of {before + count}, {engine.num_free_blocks} blocks left"
-            )
-        engine.join(request)
+        new = NewRequest(RequestId(f"chunk{index}"), prompt, params, seed=0, num_computed=before)
+        request = batch.direct.begin(new)
         chunks.append((request, count))
     begin = time.perf_counter()
     engine.execute([*batch.work, *chunks])
     seconds = time.perf_counter() - begin
     for request, _ in chunks:
-        engine.release(request)
+        batch.direct.release(request)
     return seconds

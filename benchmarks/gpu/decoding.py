@@ -16,6 +16,7 @@ from alignedserve.engine.choices import block_format
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import NewRequest
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from benchmarks.gpu.bench import Bench, free_memory
@@ -94,13 +95,13 @@ class Decoding:
 
     def __init__(self, engine: Engine, lengths: Sequence[int], max_steps: int) -> None:
         """`lengths`: tokens attended to in the first step, including the new one."""
-        self._engine = engine
+        self._engine, self.direct = engine, DirectEngine(engine)
         tokens, vocab_size = np.random.default_rng(0), engine.vocabulary.size
         params = SamplingParams(temperature=0, max_tokens=max_steps + 2, ignore_eos=True)
         self.work = []
         for index, length in enumerate(lengths):
             prompt = tokens.integers(vocab_size, size=length - 1).tolist()
-            request = engine.adopt(
+            request = self.direct.begin(
                 NewRequest(
                     RequestId(f"r{index}"),
                     prompt,
@@ -110,11 +111,7 @@ class Decoding:
                     num_computed=length - 1,
                 )
             )
-            if request is None:
-                raise RuntimeError(
-                    f"no room: {len(lengths)} requests, {sum(lengths)} tokens, {engine.num_free_blocks} blocks left"
-                )
-            engine.join(request)
+            self.direct.grow([(request, 1 + max_steps)])
             self.work.append((request, 1))
 
     def step(self) -> None:
@@ -135,7 +132,7 @@ class Decoding:
 
     def close(self) -> None:
         for request, _ in self.work:
-            self._engine.release(request)
+            self.direct.release(request)
 
     def __enter__(self) -> Decoding:
         return self

@@ -27,7 +27,7 @@ from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.cuda import DriverCopies
 from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.transport.runs import Pairs
-from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestId, RequestKey
+from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling
 from benchmarks.gpu.decoding import Decoding, engine_for
@@ -181,8 +181,9 @@ def beside(
 ) -> Row:
     engine = built.engine
     form, max_steps = engine.cache.format, 2 * (rounds + 1) * num_steps
-    leased = engine.lease(RequestId("moves"), num_moved)
-    pairs = [(leased[here], there) for here, there in scattered(num_moved, seed=0)]
+    # The last blocks, which no request of this benchmark gets.
+    first = engine.num_blocks - num_moved
+    pairs = [(BlockId(first + here), there) for here, there in scattered(num_moved, seed=0)]
     with pool_memory(form, num_moved) as (pool, kind):
         # Small random numbers: later requests may use loaded blocks as KV, although these are never attended to.
         pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape[1], dtype=np.uint8)
@@ -193,7 +194,6 @@ def beside(
                 row = _alternate(batch, Traffic(mover, completions, pairs), rounds, num_steps)
         finally:
             mover.close()
-            engine.give_back(RequestId("moves"))
     slower = slow_down(row["without_s"], row["with_s"])
     text = f"{statistics.median(row['without_s']) * 1e3:.3f} ms a step, {slower:+.2%} beside "
     text += f"{row['moved_per_s'] / 1e9:.1f} GB/s (aim {AIM_SLOW_DOWN:+.0%})"

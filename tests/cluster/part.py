@@ -16,6 +16,7 @@ from alignedserve.engine.engine import Engine, LaunchedIteration
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool import return_times
 from alignedserve.kvpool.process import PoolProcess
@@ -33,18 +34,24 @@ from tests.forkserver import forking
 
 
 class SlowPrefill(PrefillProcess):
-    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
-        return super()._make_worker(slowed(engine), transfers, estimate)
+    def _make_worker(
+        self, engine: Engine, memory: BlockManager, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> Worker:
+        return super()._make_worker(slowed(engine), memory, transfers, estimate)
 
 
 class SlowDecode(DecodeProcess):
-    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
-        return super()._make_worker(slowed(engine), transfers, estimate)
+    def _make_worker(
+        self, engine: Engine, memory: BlockManager, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> Worker:
+        return super()._make_worker(slowed(engine), memory, transfers, estimate)
 
 
 class SlowestDecode(DecodeProcess):
-    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
-        return super()._make_worker(slowed(engine, SLOWEST_ITERATION_S), transfers, estimate)
+    def _make_worker(
+        self, engine: Engine, memory: BlockManager, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> Worker:
+        return super()._make_worker(slowed(engine, SLOWEST_ITERATION_S), memory, transfers, estimate)
 
 
 # For an iteration of a large model.

@@ -91,8 +91,7 @@ def test_its_blocks_are_held_until_an_order_comes(island: Keeping) -> None:
     entry = island.say()
     island._recall = lambda entry: None  # type: ignore[method-assign]
     turn_until(island, lambda: island.held)
-    engine = engine_of(island.decode)
-    num_held = engine.num_blocks - engine.num_free_blocks
+    num_held = island.decode.memory.num_blocks - island.decode.memory.num_free
     assert num_held == -(-(len(PROMPT) + NUM_TOKENS - 1) // BLOCK)
     island.decode.check()
     Island._recall(island, entry)
@@ -134,7 +133,7 @@ def test_a_new_pool_lets_it_go(island: Keeping, is_saving: bool) -> None:
     for each in island.workers:
         each.use_pool(island.memory)
     island.finish()
-    assert engine_of(island.decode).num_free_blocks == engine_of(island.decode).num_blocks
+    assert island.decode.memory.num_free == island.decode.memory.num_blocks
 
 
 def test_an_abort_while_it_is_saved_ends_it_after_the_copy(island: Keeping) -> None:
@@ -156,11 +155,11 @@ def test_without_an_order_it_makes_room_for_others(
     entry = island.say()
     island._recall = lambda entry: setattr(entry, "place", "leaving")  # type: ignore[method-assign]
     turn_until(island, lambda: island.held)
-    engine = engine_of(island.decode)
+    memory = island.decode.memory
     for _ in range(3):
         island.decode.step()
-    assert engine.num_free_blocks < engine.num_blocks, "nothing else needs them"
-    monkeypatch.setattr(island.decode.schedule.blocks, "needed", lambda *request: engine.num_blocks)
+    assert memory.num_free < memory.num_blocks, "nothing else needs them"
+    monkeypatch.setattr(island.decode.schedule.blocks, "needed", lambda *request: memory.num_blocks)
     other = island.submit(PROMPT, greedy_params(4))
     turn_until(island, lambda: entry.place == "over")
     monkeypatch.undo()

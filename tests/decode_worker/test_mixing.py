@@ -503,7 +503,9 @@ def test_who_leaves_for_blocks_leaves_a_slot_as_well() -> None:
 
 def scheduled_request(work: Work, num_blocks: int, batch: int = 0) -> ScheduledRequest:
     length = len(work.request.prompt) + 1
-    return ScheduledRequest(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)
+    request = ScheduledRequest(work, None, batch, length, length - 1, 600, work.deadlines.is_rt)
+    request.num_blocks = num_blocks
+    return request
 
 
 def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:

@@ -9,10 +9,13 @@ from random import Random
 import pytest
 
 from alignedserve.decode_worker.block_table import BlockTable
-from alignedserve.decode_worker.end_ops import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore, carry_out
+from alignedserve.decode_worker.plan import Checkpoint, EndCopy, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
 from alignedserve.engine.request import Layout, Request
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.instance.requests import adopt
+from alignedserve.kv.held import NO_BLOCK
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.model import make_request
@@ -38,11 +41,15 @@ def limits(num_blocks: int) -> InstanceLimits:
 class Counts:
     """A table of blocks, in which each call is an iteration of its own."""
 
-    def __init__(self, num_blocks: int = 6, max_parts: int = 4) -> None:
-        self.table = BlockTable(limits(num_blocks), max_parts)
+    def __init__(self, num_blocks: int = 6, max_parts: int = 4, memory: BlockManager | None = None) -> None:
+        of_it = limits(num_blocks)
+        self.memory = memory or BlockManager(num_blocks, of_it.span)
+        self.memory.count_as(of_it.span, counts_once=True)
+        cache = PrefixCache(self.memory, is_enabled=False)
+        self.table = BlockTable(of_it, self.memory, cache, max_parts)
         self._number = 0
 
-    def begin(self) -> list[EndOp]:
+    def begin(self) -> list[EndCopy]:
         self._number += 1
         self.table.ends.begin(self._number)
         return self.table.ends.ops
@@ -54,17 +61,26 @@ class Counts:
         work = Work(asked, [], 0, [], Deadlines(is_rt=is_rt))
         request = scheduled_request(work, None, 0, MAX_LEN)
         self.table.start(request)
+        self.memory.settle()
         request.num_cached = num_cached
         return request
 
-    def writes(self, request: ScheduledRequest, num_tokens: int) -> list[EndOp] | None:
+    def writes(self, request: ScheduledRequest, num_tokens: int) -> list[EndCopy] | None:
         """What is to be done before the request's KV goes up to this token; None if it can't be."""
         ops = self.begin()
         if not self.table.grow(request, num_tokens):
             return None
+        self.memory.settle()
         request.num_cached = num_tokens
         request.num_tokens = max(request.num_tokens, num_tokens + 1)
         return ops
+
+    def lent_to(self, borrower: ScheduledRequest) -> list[tuple[RequestKey, int, int]]:
+        """The lender of each block that has another owner still, its index there, and the borrower's."""
+        loans = self.table.ends._borrowed.get(borrower.key, {})
+        for at, loan in loans.items():
+            assert borrower.blocks[at] == loan.lender.blocks[loan.index]
+        return [(loan.lender.key, loan.index, at) for at, loan in loans.items()]
 
 
 def test_real_time_fills_what_is_empty_and_then_one_slot_after_the_other() -> None:
@@ -74,16 +90,19 @@ def test_real_time_fills_what_is_empty_and_then_one_slot_after_the_other() -> No
     assert counts.table.num_free == 0
     rt = counts.starts(3, is_rt=True)
     # The other's last block has three empty slots, and it is lent first.
-    assert counts.table.ends.ops == [Lend(rt.key, other.key, 2, 0)]
+    assert counts.table.ends.ops == [] and counts.lent_to(rt) == [(other.key, 2, 0)]
     assert counts.writes(rt, 3) == []
-    assert counts.writes(rt, 4) == [Checkpoint(other.key, 2, 0, 1), GiveUp(other.key, 2)]
+    assert counts.writes(rt, 4) == [Checkpoint(other.key, 2, rt.blocks[0], 0, 1)]
+    assert other.blocks[2] == NO_BLOCK and counts.lent_to(rt) == []
     # Then the one with two: these are used, and the token that was written last makes way first.
-    assert counts.writes(rt, 5) == [Lend(rt.key, be.key, 2, 1)]
+    assert counts.writes(rt, 5) == [] and counts.lent_to(rt) == [(be.key, 2, 1)]
     assert counts.writes(rt, 6) == []
-    assert counts.writes(rt, 7) == [Checkpoint(be.key, 2, 1, 2)]
-    assert counts.writes(rt, 8) == [Checkpoint(be.key, 2, 0, 1), GiveUp(be.key, 2)]
+    assert counts.writes(rt, 7) == [Checkpoint(be.key, 2, rt.blocks[1], 1, 2)]
+    assert counts.writes(rt, 8) == [Checkpoint(be.key, 2, rt.blocks[1], 0, 1)]
+    assert be.blocks[2] == NO_BLOCK and counts.lent_to(rt) == []
     # Of full blocks, those of one that misses tokens anyway, the longest: its last one, and the first ones never.
-    assert counts.writes(rt, 9) == [Lend(rt.key, be.key, 1, 2), Checkpoint(be.key, 1, 3, 4)]
+    assert counts.writes(rt, 9) == [Checkpoint(be.key, 1, rt.blocks[2], 3, 4)]
+    assert counts.lent_to(rt) == [(be.key, 1, 2)]
     counts.table.check()
 
 
@@ -94,14 +113,18 @@ def test_best_effort_goes_on_in_fresh_blocks_when_real_time_has_left() -> None:
     ops = counts.writes(rt, 6)
     assert ops is not None
     assert [op for op in ops if isinstance(op, Checkpoint)] == [
-        Checkpoint(be.key, 5, 0, 1),
-        Checkpoint(be.key, 4, 2, 4),
+        Checkpoint(be.key, 5, rt.blocks[0], 0, 1),
+        Checkpoint(be.key, 4, rt.blocks[1], 2, 4),
     ]
     assert counts.writes(be, 22) is None, "two blocks have to be renewed, and none is free"
     counts.table.ended(rt.key)
     # One is real time's no longer, and best effort's alone again.
     assert counts.table.num_free == 1
-    assert counts.writes(be, 22) == [Renew(be.key, 5), Restore(be.key, 5, 0, 1), Restore(be.key, 4, 2, 4)]
+    assert counts.writes(be, 22) == [
+        Renew(be.key, 5, NO_BLOCK, be.blocks[5]),
+        Restore(be.key, 5, be.blocks[5], 0, 1),
+        Restore(be.key, 4, be.blocks[4], 2, 4),
+    ]
     counts.table.ended(be.key)
     assert counts.table.num_free == 6 and counts.table.ends.num_left == 0
 
@@ -115,7 +138,8 @@ def test_best_effort_that_runs_into_real_time_moves() -> None:
     counts.table.ended(other.key)
     # Its tokens and real time's two fill the block.
     assert counts.writes(be, 22) == []
-    assert counts.writes(be, 23) == [Renew(be.key, 5)]
+    assert counts.writes(be, 23) == [Renew(be.key, 5, rt.blocks[0], be.blocks[5])]
+    assert be.blocks[5] != rt.blocks[0]
     assert counts.table.num_free == 0
     assert counts.writes(rt, 4) == [], "the block is its own"
     counts.table.check()
@@ -140,7 +164,7 @@ def test_a_lender_without_kv_whose_eviction_fails_runs_again_with_its_first_bloc
     counts = Counts(num_blocks=6)
     be, _ = counts.starts(9), counts.starts(10, num_cached=10)
     rt = counts.starts(3, is_rt=True)
-    assert counts.table.ends.ops == [Lend(rt.key, be.key, 2, 0)]
+    assert counts.table.ends.ops == [] and counts.lent_to(rt) == [(be.key, 2, 0)]
     assert counts.table.evict(be.key) and counts.table.evict_failed(be.key)
     assert be.key in counts.table.running
     assert (be.num_cached, be.num_columns, be.num_blocks, counts.table.num_free) == (0, 1, 1, 1)
@@ -170,8 +194,9 @@ class Ends:
     def __init__(self, rng: Random) -> None:
         num_blocks = rng.randint(6, 12)
         self.rng = rng
-        self.counts = Counts(num_blocks, max_parts=rng.randint(1, 8))
+        max_parts = rng.randint(1, 8)
         self.engine = SimEngine(limits(num_blocks), COST, Counter())
+        self.counts = Counts(num_blocks, max_parts, self.engine.memory)
         self.requests: dict[RequestKey, Request] = {}
         self.running: dict[RequestKey, ScheduledRequest] = {}
         self.leaving: list[RequestKey] = []
@@ -187,8 +212,6 @@ class Ends:
         ]
         self.rng.choices([*acts, self.all_run], weights=[2, 3, 0.5, 1, 0.5, 8])[0]()
         self.counts.table.check()
-        self.engine._blocks.check()
-        assert self.counts.table.num_free == self.engine.num_free_blocks
 
     def best_effort_starts(self) -> None:
         self._start(self.rng.randint(9, 19), is_rt=False)
@@ -201,12 +224,21 @@ class Ends:
         if needed > table.num_free + (table.num_lendable if is_rt else 0):
             return
         scheduled = self.counts.starts(num_tokens, is_rt)
-        ops = table.ends.ops
-        num_lent = sum(isinstance(op, Lend) for op in ops)
-        request = adopt(self.engine, scheduled.work, layout=Layout(not is_rt, num_lent))
+        request = adopt(self.engine, scheduled.work, scheduled, layout=Layout(not is_rt))
         self.requests[scheduled.key], self.running[scheduled.key] = request, scheduled
-        carry_out(ops, self.engine, self.requests)
+        self._carry_out(table.ends.ops)
         self.engine.join(request)
+
+    def _carry_out(self, ops: list[EndCopy]) -> None:
+        for op in ops:
+            lender = self.requests[op.lender]
+            match op:
+                case Checkpoint(_, index, block, first, end):
+                    self.engine.checkpoint(lender, index, block, first, end)
+                case Renew(_, index, old, new):
+                    self.engine.renew(lender, index, old, new)
+                case Restore(_, index, block, first, end):
+                    self.engine.restore(lender, index, block, first, end)
 
     def all_run(self) -> None:
         """One after the other, in any order."""
@@ -222,7 +254,7 @@ class Ends:
         if ops is None:
             return
         scheduled.num_tokens = num_before + is_due
-        carry_out(ops, self.engine, self.requests)
+        self._carry_out(ops)
         outputs = self.engine.finish(self.engine.launch([(request, num_more)]))
         if any(output.finish_reason for output in outputs):
             self._end(key)
@@ -295,7 +327,7 @@ def test_best_effort_lends_all_its_blocks_but_the_first() -> None:
     counts.begin()
     assert counts.table.ends.num_lendable([be, other]) == 4
     rt = counts.starts(16, is_rt=True)
-    assert {(op.lender, op.index) for op in counts.table.ends.ops if isinstance(op, Lend)} == {
+    assert {(lender, index) for lender, index, _ in counts.lent_to(rt)} == {
         (request.key, index) for request in (be, other) for index in (1, 2)
     }
     assert counts.table.ends.num_lendable([be, other]) == 0 and rt.shares

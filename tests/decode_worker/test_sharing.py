@@ -47,7 +47,7 @@ def alone(directory: Path, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
 
 
 def held(island: Island, entry: Entry) -> list[int]:
-    return [*engine_of(island.decode).blocks_of(island.decode._requests[entry.key])]
+    return [*island.decode.schedule.blocks[entry.key].blocks]
 
 
 def num_loaded(island: Island) -> int:
@@ -74,8 +74,8 @@ def test_lines_with_common_instructions_hold_them_once(island: Island, tiny_mode
     for blocks in others:
         assert blocks[:NUM_COMMON] == first[:NUM_COMMON] and not {*blocks[NUM_COMMON:]} & {*first}
     num_all = sum(len(blocks) for blocks in (first, *others))
-    engine = engine_of(island.decode)
-    assert engine.num_blocks - engine.num_free_blocks == num_all - 2 * NUM_COMMON
+    memory = island.decode.memory
+    assert memory.num_blocks - memory.num_free == num_all - 2 * NUM_COMMON
     island.decode.check()
     assert num_loaded(island) == sum(map(columns, entries)) - 2 * NUM_COMMON
     num_arriving = sum(report.num_arriving for report in island.reports)

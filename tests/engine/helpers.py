@@ -10,6 +10,7 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
@@ -27,6 +28,10 @@ def make_engine(directory: Path, **options: Any) -> Engine:
     building = {name: options.pop(name) for name in ("has_reversed", "allocate") if name in options}
     options = {"max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
     return build_engine(EngineConfig(model=str(directory), **options), **building).engine
+
+
+def make_direct(directory: Path, **options: Any) -> DirectEngine:
+    return DirectEngine(make_engine(directory, **options))
 
 
 def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
@@ -81,4 +86,13 @@ class EvictAll(ColocatedPart):
         at.evict(at.running)
 
 
-__all__ = ["MAX_LEN", "EvictEveryStep", "greedy_params", "make_engine", "make_instance", "run", "tokens"]
+__all__ = [
+    "MAX_LEN",
+    "EvictEveryStep",
+    "greedy_params",
+    "make_direct",
+    "make_engine",
+    "make_instance",
+    "run",
+    "tokens",
+]

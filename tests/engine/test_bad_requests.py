@@ -173,7 +173,7 @@ def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> Non
     engine.add_request(healthy, prompts()[4], greedy_params(20), 0)
     added = engine.add_request(poisoned, prompts()[6], greedy_params(20), 0)
     events = engine.step()
-    block = engine.engine._blocks.held(RequestId(str(added.key)))[0]
+    block = engine._worker.schedule.blocks[added.key].blocks[0]
     engine.engine.cache.blocks[block] = math.nan
     while engine.num_unfinished:
         events += engine.step()

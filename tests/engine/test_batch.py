@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Layout, NewRequest, Request
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.types import RequestId
-from tests.engine.helpers import greedy_params, make_engine
+from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import greedy, prompts
 
 FAMILY = "llama-gqa-tied"
@@ -21,17 +21,14 @@ def directory(tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model(FAMILY)
 
 
-def adopt(engine: Engine, directory: Path, number: int, num_output: int) -> Request:
+def adopt(engine: DirectEngine, directory: Path, number: int, num_output: int) -> Request:
     """One that has got so many tokens elsewhere, and whose KV is still to be computed."""
     output = greedy(directory)[number][:num_output]
-    request = engine.adopt(NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, output))
-    assert request is not None
-    engine.join(request)
-    return request
+    return engine.begin(NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, output))
 
 
 def test_one_that_catches_up_token_by_token_takes_its_own_and_not_its_last(directory: Path) -> None:
-    engine = make_engine(directory)
+    engine = make_direct(directory)
     request = adopt(engine, directory, 2, num_output=6)
     for _ in range(request.num_pending + 5):
         engine.execute([(request, 1)])
@@ -40,7 +37,7 @@ def test_one_that_catches_up_token_by_token_takes_its_own_and_not_its_last(direc
 
 
 def test_the_same_batch_in_other_rows_is_another_one(directory: Path) -> None:
-    engine = make_engine(directory)
+    engine = make_direct(directory)
     both = [adopt(engine, directory, number, num_output=1) for number in (2, 3)]
     engine.execute([(request, request.num_pending) for request in both])
     for _ in range(8):
@@ -58,7 +55,7 @@ def test_the_same_batch_in_other_rows_is_another_one(directory: Path) -> None:
 
 def test_decodes_beside_chunks_get_their_tokens(directory: Path) -> None:
     """In any order: those that decode are computed first."""
-    engine = make_engine(directory)
+    engine = make_direct(directory)
     early, late = adopt(engine, directory, 2, num_output=1), adopt(engine, directory, 6, num_output=1)
     engine.execute([(early, early.num_pending)])
     while late.num_pending > 1:
@@ -75,22 +72,13 @@ def test_reversed_requests_get_their_tokens_beside_others(
     directory: Path, backend: str, block_size: int
 ) -> None:
     """Chunks, decodes, and rows that others had before."""
-    engine = make_engine(directory, has_reversed=True, attention_backend=backend, block_size=block_size)
+    engine = make_direct(directory, has_reversed=True, attention_backend=backend, block_size=block_size)
     for first_reversed in (0, 1):
         requests = []
         for number in (2, 3, 6):
-            request = engine.adopt(
-                NewRequest(
-                    RequestId(f"r{number}"),
-                    prompts()[number],
-                    greedy_params(),
-                    0,
-                    layout=Layout(is_reversed=number % 2 == first_reversed),
-                )
-            )
-            assert request is not None
-            engine.join(request)
-            requests.append(request)
+            layout = Layout(is_reversed=number % 2 == first_reversed)
+            new = NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, layout=layout)
+            requests.append(engine.begin(new))
         while any(len(request.output) < 12 for request in requests):
             engine.execute([(request, min(request.num_pending, 9)) for request in requests])
         for request, number in zip(requests, (2, 3, 6), strict=True):
@@ -99,7 +87,7 @@ def test_reversed_requests_get_their_tokens_beside_others(
 
 
 def test_an_engine_that_was_not_built_for_it_takes_no_reversed_request(directory: Path) -> None:
-    engine = make_engine(directory)
+    engine = make_direct(directory)
     with pytest.raises(RuntimeError, match="has_reversed"):
         engine.adopt(
             NewRequest(RequestId("r"), prompts()[2], greedy_params(), 0, layout=Layout(is_reversed=True))

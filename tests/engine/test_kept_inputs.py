@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Layout, NewRequest, Request
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.types import RequestId
-from tests.engine.helpers import greedy_params, make_engine
+from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import NUM_NEW, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -21,12 +21,12 @@ BACKENDS = ["torch", "cpu"]
 FAMILIES = ["opt", "opt-post-norm", "llama-mha", "phi3"]
 
 
-def _engine(directory: Path, backend: str, **options: Any) -> Engine:
-    return make_engine(directory, attention_backend=backend, hidden_cache=True, **options)
+def _engine(directory: Path, backend: str, **options: Any) -> DirectEngine:
+    return make_direct(directory, attention_backend=backend, hidden_cache=True, **options)
 
 
-def _adopt(engine: Engine, index: int, keeps_inputs: bool, output: list[int] | None = None) -> Request:
-    request = engine.adopt(
+def _adopt(engine: DirectEngine, index: int, keeps_inputs: bool, output: list[int] | None = None) -> Request:
+    return engine.begin(
         NewRequest(
             RequestId(f"r{index}"),
             prompts()[index],
@@ -36,12 +36,9 @@ def _adopt(engine: Engine, index: int, keeps_inputs: bool, output: list[int] | N
             layout=Layout(keeps_inputs=keeps_inputs),
         )
     )
-    assert request is not None
-    engine.join(request)
-    return request
 
 
-def _finish(engine: Engine, requests: list[Request], chunk: int) -> list[list[int]]:
+def _finish(engine: DirectEngine, requests: list[Request], chunk: int) -> list[list[int]]:
     """Runs the requests together, each in chunks of its own pace, until all have ended."""
     running = list(requests)
     while running:
@@ -111,14 +108,10 @@ def test_the_native_backend_restores_bit_for_bit(tiny_model: Directory, dtype: s
         params = greedy_params(NUM_NEW, logprobs=1)
         requests = []
         for index, prompt in enumerate(prompts()):
-            request = engine.adopt(
-                NewRequest(
-                    RequestId(f"r{index}"), prompt, params, 0, layout=Layout(keeps_inputs=keeps_inputs)
-                )
+            layout = Layout(keeps_inputs=keeps_inputs)
+            requests.append(
+                engine.begin(NewRequest(RequestId(f"r{index}"), prompt, params, 0, layout=layout))
             )
-            assert request is not None
-            engine.join(request)
-            requests.append(request)
         outputs = []
         while requests:
             outputs += engine.execute([(request, min(request.num_pending, 40)) for request in requests])
@@ -129,11 +122,11 @@ def test_the_native_backend_restores_bit_for_bit(tiny_model: Directory, dtype: s
 
 def test_half_as_many_blocks_are_taken(tiny_model: Directory) -> None:
     engine = _engine(tiny_model("opt"), "torch")
-    num_free = engine.num_free_blocks
+    num_free = engine.memory.num_free
     kv, inputs = _adopt(engine, 8, False), _adopt(engine, 7, True)
     # 300 tokens of K and V, and 150 tokens of inputs, 32 to a block.
     assert (len(engine.blocks_of(kv)), len(engine.blocks_of(inputs))) == (19, 5)
-    assert engine.num_free_blocks == num_free - 24
+    assert engine.memory.num_free == num_free - 24
     assert engine.execute([(kv, 300), (inputs, 150)]) and len(inputs.output) == 1
     while inputs.num_computed < 160:
         engine.execute([(inputs, 1)])
@@ -142,7 +135,7 @@ def test_half_as_many_blocks_are_taken(tiny_model: Directory) -> None:
     assert len(engine.blocks_of(inputs)) == 6
     engine.release(kv)
     engine.release(inputs)
-    assert engine.num_free_blocks == num_free
+    assert engine.memory.num_free == num_free
 
 
 def test_a_block_that_held_the_other_form_is_used_again(tiny_model: Directory) -> None:
@@ -152,7 +145,7 @@ def test_a_block_that_held_the_other_form_is_used_again(tiny_model: Directory) -
     num_bytes = 32 * 16 * 2 * 64 * 4 * (3 + 1)
     for backend in BACKENDS:
         engine = _engine(directory, backend, kv_cache_memory_bytes=num_bytes)
-        assert engine.num_blocks == 32
+        assert engine.memory.num_blocks == 32
         for index, keeps_inputs in ((8, True), (8, False), (7, True)):
             request = _adopt(engine, index, keeps_inputs)
             assert _finish(engine, [request], chunk=128) == [greedy(directory)[index]]
@@ -165,7 +158,7 @@ def test_models_whose_inputs_are_no_smaller_are_refused(tiny_model: Directory, f
 
 
 def test_an_engine_without_hidden_cache_keeps_no_inputs(tiny_model: Directory) -> None:
-    engine = make_engine(tiny_model("opt"), attention_backend="torch")
+    engine = make_direct(tiny_model("opt"), attention_backend="torch")
     with pytest.raises(ValueError, match="r0: its inputs can't be kept"):
         engine.adopt(
             NewRequest(RequestId("r0"), prompts()[0], greedy_params(), 0, layout=Layout(keeps_inputs=True))

@@ -79,7 +79,8 @@ def counted(instance: LocalInstance) -> int:
 
 
 def blocks_of(instance: LocalInstance, request: LocalRequest) -> list[BlockId]:
-    return instance.engine._blocks.held(RequestId(str(request.key)))
+    blocks = instance._worker.schedule.blocks
+    return blocks[request.key].blocks if request.key in blocks else []
 
 
 def alone(directory: Path, prompt: list[int], params: SamplingParams) -> list[int]:
@@ -176,7 +177,7 @@ def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Pat
     while engine.num_unfinished:
         if not blocks_of(engine, bad):
             # Or it would find its own blocks again, which are sound.
-            engine.engine._blocks.forget_all()
+            engine._worker.memory.forget_all()
         events += engine.step()
     event = events[-1]
     assert isinstance(event.error, BrokenLogits)
@@ -210,9 +211,9 @@ def test_what_was_moved_has_its_names_again(directory: Path) -> None:
     while engine.num_unfinished:
         engine.step()
         if engine.num_unfinished and not blocks_of(engine, request):
-            engine.engine._blocks.forget_all()
+            engine._worker.memory.forget_all()
     assert engine.num_evictions > 10
-    assert engine.engine._blocks.num_known(names) == len(names)
+    assert engine._worker.memory.num_known(names) == len(names)
 
 
 def test_the_parts_of_a_text_that_is_there_go_together(engine: LocalInstance) -> None:
@@ -266,12 +267,12 @@ def test_little_memory_and_many_that_begin_alike(tiny_model: Directory, family: 
             engine.add_request(RequestId(str(number)), asked[number], params[number], 0)
         for event in engine.step():
             said[event.request_id] += [event.token_id]
-        engine.engine._blocks.check()
+        engine._worker.memory.check()
         if engine.num_unfinished and dice.random() < 0.05:
             gone.add(lost := dice.choice([*engine._by_id]))
             engine.abort(lost)
     engine.check_idle()
-    assert engine.engine._blocks.num_kept and engine.num_evictions
+    assert engine._worker.memory.num_kept and engine.num_evictions
     for number, wanted in enumerate(expected):
         got = said[str(number)]
         assert got == (wanted[: len(got)] if str(number) in gone else wanted)

@@ -15,7 +15,15 @@ from alignedserve.engine.request import Layout, NewRequest
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.types import RequestId
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
+from tests.engine.helpers import (
+    EvictEveryStep,
+    greedy_params,
+    make_direct,
+    make_engine,
+    make_instance,
+    run,
+    tokens,
+)
 from tests.tiny_models import prompts
 
 Directory = Callable[[str], Path]
@@ -94,17 +102,13 @@ def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     tiny_model: Directory, backend: str, scheme: str
 ) -> None:
     directory = tiny_model("opt")
-    engine = make_engine(directory, attention_backend=backend, hidden_cache=True, quantization=scheme)
+    engine = make_direct(directory, attention_backend=backend, hidden_cache=True, quantization=scheme)
     requests = []
     for index, prompt in enumerate(prompts()):
-        request = engine.adopt(
-            NewRequest(
-                RequestId(str(index)), prompt, greedy_params(), 0, layout=Layout(keeps_inputs=index % 2 == 0)
-            )
+        layout = Layout(keeps_inputs=index % 2 == 0)
+        requests.append(
+            engine.begin(NewRequest(RequestId(str(index)), prompt, greedy_params(), 0, layout=layout))
         )
-        assert request is not None
-        engine.join(request)
-        requests.append(request)
     expected = said(directory, scheme, backend)
     while running := [each for each in requests if len(each.output) < len(expected[0])]:
         engine.execute([(each, min(each.num_pending, 9)) for each in running])

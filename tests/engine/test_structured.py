@@ -11,6 +11,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import Policy
@@ -111,14 +112,12 @@ def test_tokens_stay_the_same_under_preemption_and_elsewhere() -> None:
     params = [params for _, params in all_params()]
     plain = tokens(run(engine_of(), [PROMPT] * len(params), params))
     assert tokens(run(engine_of(EvictEveryStep), [PROMPT] * len(params), params)) == plain
-    elsewhere = engine_of().engine
+    elsewhere = DirectEngine(engine_of().engine)
     for number, (wanted, output) in enumerate(zip(params, plain, strict=True)):
         half = len(output) // 2
-        request = elsewhere.adopt(
+        request = elsewhere.begin(
             NewRequest(RequestId(str(number)), PROMPT, wanted, wanted.seed or 0, output[:half])
         )
-        assert request is not None
-        elsewhere.join(request)
         while request.output != output:
             assert len(request.output) < len(output)
             elsewhere.execute([(request, request.num_pending)])
@@ -131,17 +130,13 @@ def test_a_bad_grammar_is_refused_and_where_it_is_too_late_ends_its_request_alon
     with pytest.raises(InvalidRequest, match="invalid regex"):
         instance.add_request(RequestId("a"), PROMPT, bad, 0)
     good = params_of("choice", 0.0)
-    engine = instance.engine
+    engine = DirectEngine(instance.engine)
     requests = [
-        engine.adopt(NewRequest(RequestId(name), PROMPT, each, 0)) for name, each in (("b", bad), ("c", good))
+        engine.begin(NewRequest(RequestId(name), PROMPT, each, 0)) for name, each in (("b", bad), ("c", good))
     ]
-    for request in requests:
-        assert request is not None
-        engine.join(request)
-    outputs = engine.execute([(request, request.num_pending) for request in requests if request is not None])
+    outputs = engine.execute([(request, request.num_pending) for request in requests])
     assert (outputs[0].finish_reason, outputs[0].token_id) == ("error", None)
     assert "invalid regex" in str(outputs[0].error)
     assert outputs[1].finish_reason is None and outputs[1].token_id is not None
     for request in requests:
-        assert request is not None
         engine.release(request)

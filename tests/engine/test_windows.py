@@ -12,7 +12,8 @@ import pytest
 
 from alignedserve import LLM, SamplingParams
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request
+from alignedserve.instance.memory import BlockManager
+from alignedserve.kv.held import Held
 from alignedserve.kv.span import TILE_TOKENS, KvSpan
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.scheduling.config import SchedulingConfig
@@ -36,19 +37,18 @@ LAYER_BYTES = {
 }
 
 
-def poison_what_is_passed(engine: Engine) -> list[int]:
+def poison_what_is_passed(engine: Engine, memory: BlockManager) -> list[int]:
     """What is freed holds NaN from then on. Returns a list that counts the blocks."""
-    free_passed, found = engine.free_passed, []
+    free_passed, found = memory.free_passed, []
 
-    def freeing(request: Request) -> None:
-        before = engine.blocks_of(request)
-        free_passed(request)
-        after = engine.blocks_of(request)
-        passed = {*before} - {*after}
+    def freeing(held: Held, num_passed: int, num_tokens: int = 0) -> None:
+        before = memory.in_columns(held)
+        free_passed(held, num_passed, num_tokens)
+        passed = {*before} - {*memory.in_columns(held)}
         engine.cache.blocks[[*passed]] = math.nan
         found.append(len(passed))
 
-    engine.free_passed = freeing  # type: ignore[method-assign]
+    memory.free_passed = freeing  # type: ignore[method-assign]
     return found
 
 
@@ -91,7 +91,7 @@ def test_long_answers_match_transformers_and_nothing_that_was_passed_is_read(
     instance = make_instance(
         directory, attention_backend=backend, enable_prefix_caching=False, max_num_seqs=9, **options
     )
-    passed = poison_what_is_passed(instance.engine)
+    passed = poison_what_is_passed(instance.engine, instance._worker.memory)
     assert tokens(run(instance, prompts(), greedy_params(num_new))) == greedy(directory, num_new)
     assert sum(passed) > 2
 
@@ -123,11 +123,11 @@ def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
     while instance.num_unfinished:
         instance.step()
         if instance.num_unfinished:
-            held = instance.engine.num_blocks - instance.engine.num_free_blocks
+            held = instance.engine.num_blocks - instance._worker.memory.num_free
             most = max(most, held)
     assert most <= -(-(WINDOW + TILE_TOKENS + 32) // 16) + 1 < -(-len(LONG) // 16)
     assert held <= -(-(WINDOW + TILE_TOKENS) // 16) + 1
-    assert request.output and instance.engine.span.window == WINDOW
+    assert request.output and instance._worker.memory.span.window == WINDOW
     instance.check_idle()
 
 
@@ -180,13 +180,13 @@ def test_where_some_layers_slide_a_request_holds_all_columns_of_the_others(
     tiny_model: Directory, family: str
 ) -> None:
     instance = make_instance(tiny_model(family), max_num_batched_tokens=32)
-    engine, span = instance.engine, instance.engine.span
+    memory, span = instance._worker.memory, instance._worker.memory.span
     assert span.num_full_groups and span.num_sliding_groups and span.window
     request = instance.add_request(RequestId("one"), LONG, greedy_params(NUM_NEW), 0)
     most = -(-(span.window + TILE_TOKENS + 32) // 16) + 1
     while instance.num_unfinished:
         instance.step()
-        held, num_tokens = engine.num_blocks - engine.num_free_blocks, len(LONG) + len(request.output)
+        held, num_tokens = memory.num_blocks - memory.num_free, len(LONG) + len(request.output)
         if instance.num_unfinished:
             columns = -(-num_tokens // 16)
             assert held <= span.num_full_groups * columns + span.num_sliding_groups * most
@@ -215,11 +215,13 @@ def test_a_chat_goes_on_from_its_last_answer_though_its_beginning_is_gone(tiny_m
     directory = tiny_model("mistral-window")
     instance = make_instance(directory)
     ((*answer,),) = tokens(run(instance, [LONG], greedy_params(64)))
-    blocks = instance.engine._blocks
+    memory, owners = instance._worker.memory, list[Held]()
     # What is kept is needed for something else, but for the four blocks that were freed last.
-    owner = RequestId("another")
-    blocks.allocate(owner, blocks.num_free - 4)
-    blocks.free(owner)
+    while count := memory.num_free - 4:
+        owners.append(Held())
+        assert memory.grow(owners[-1], min(count, memory.span.most))
+    for owner in owners:
+        memory.free(owner)
     turn = [*LONG, *answer, 1, 2, 3]
     request = instance.add_request(RequestId("turn"), turn, greedy_params(40), 0)
     while instance.num_unfinished:
@@ -279,7 +281,7 @@ def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, family: str,
     instance = make_instance(
         directory, tensor_parallel_size=2, attention_backend=backend, enable_prefix_caching=False
     )
-    passed = poison_what_is_passed(instance.engine)
+    passed = poison_what_is_passed(instance.engine, instance._worker.memory)
     assert tokens(run(instance, prompts()[7:], greedy_params(16))) == [
         each[:16] for each in greedy(directory)[7:]
     ]
@@ -306,8 +308,8 @@ def test_where_no_token_is_beyond_a_window_nothing_is_freed(
 @pytest.mark.parametrize("family", ["mistral-window", "gemma3"])
 def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Directory, family: str) -> None:
     engine = make_engine(tiny_model(family), has_reversed=True)
-    LocalInstance(engine, make_policy(SchedulingConfig("bros", share_blocks=True)))
-    assert engine.span.window == 0
+    instance = LocalInstance(engine, make_policy(SchedulingConfig("bros", share_blocks=True)))
+    assert instance._worker.memory.span.window == 0
 
 
 @pytest.mark.drawn(one_in=5)

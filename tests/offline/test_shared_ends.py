@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.decode_worker import end_ops, worker
+from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.instance.memory import BlockManager
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -51,13 +52,24 @@ def block_bytes_of(directory: Path, kv_cache_dtype: str = "auto") -> int:
 def num_ops(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an instance has done each thing with blocks that two share."""
     counts: Counter[str] = Counter()
-    plain = end_ops.carry_out
+    plain = DecodeWorker._carry_out_ends
 
-    def counted(ops: Any, *others: Any) -> Counter[str]:
+    def copying(self: DecodeWorker, ops: Any) -> None:
         counts.update(type(op).__name__ for op in ops)
-        return plain(ops, *others)
+        plain(self, ops)
 
-    monkeypatch.setattr(worker, "carry_out", counted)
+    def counted(name: str) -> None:
+        method = getattr(BlockManager, name)
+
+        def counting(*parts: Any) -> Any:
+            counts[name] += 1
+            return method(*parts)
+
+        monkeypatch.setattr(BlockManager, name, counting)
+
+    monkeypatch.setattr(DecodeWorker, "_carry_out_ends", copying)
+    counted("lend")
+    counted("give_up")
     return counts
 
 
@@ -90,7 +102,7 @@ def run_both_classes(instance: LocalInstance, seed: int, every: int) -> list[lis
 
 
 def check_used(num_ops: Counter[str]) -> None:
-    assert all(num_ops[name] for name in ("Lend", "Checkpoint", "GiveUp", "Renew", "Restore")), num_ops
+    assert all(num_ops[name] for name in ("lend", "Checkpoint", "give_up", "Renew", "Restore")), num_ops
 
 
 @pytest.mark.slow
@@ -111,7 +123,7 @@ def test_likewise_for_other_families(tiny_model: Directory, num_ops: Counter[str
     engine_blocks = MAX_LEN // BLOCK_SIZE + 8
     instance = instance_of(directory, engine_blocks, max_num_batched_tokens=48, max_prefill_chunk=20)
     assert run_both_classes(instance, seed=1, every=4) == greedy(directory) * 2
-    assert num_ops["Lend"]
+    assert num_ops["lend"]
 
 
 @pytest.mark.drawn(one_in=3)

@@ -10,7 +10,7 @@ import torch
 
 from alignedserve.engine.request import Layout, NewRequest
 from alignedserve.types import RequestId
-from tests.engine.helpers import greedy_params, make_engine
+from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directory, family: str) -> None:
     """Two have inputs and two have KV: they decode beside chunks, of which some are of one token."""
     directory, indices = tiny_model(family), (1, 5, 2, 4)
-    engine = make_engine(
+    engine = make_direct(
         directory,
         attention_backend="triton",
         device=DEVICE,
@@ -35,18 +35,9 @@ def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directo
     )
     requests = []
     for place, index in enumerate(indices):
-        request = engine.adopt(
-            NewRequest(
-                RequestId(f"r{index}"),
-                prompts()[index],
-                greedy_params(),
-                0,
-                layout=Layout(keeps_inputs=place < 2),
-            )
-        )
-        assert request is not None
-        engine.join(request)
-        requests.append(request)
+        layout = Layout(keeps_inputs=place < 2)
+        new = NewRequest(RequestId(f"r{index}"), prompts()[index], greedy_params(), 0, layout=layout)
+        requests.append(engine.begin(new))
     running = list(requests)
     while running:
         engine.execute([(request, min(request.num_pending, 16)) for request in running])

@@ -70,7 +70,7 @@ class Rig(plain.Rig):
 
     @property
     def is_empty(self) -> bool:
-        return self.worker.engine.num_free_blocks == self.worker.engine.num_blocks
+        return self.worker.memory.num_free == self.worker.memory.num_blocks
 
     def close(self) -> None:
         self.worker.drop_all()
@@ -201,7 +201,7 @@ def test_prompts_find_room_beside_what_is_held(tiny_model: Directory) -> None:
         for key in keys:
             rig.compute(work(PROMPT, key=key))
         assert rig.held == keys[: most // NUM_BLOCKS], "the others were free when they were saved"
-        assert rig.worker.engine.num_free_blocks == rig.worker.engine.num_blocks - NUM_BLOCKS * len(rig.held)
+        assert rig.worker.memory.num_free == rig.worker.memory.num_blocks - NUM_BLOCKS * len(rig.held)
         rig.worker.on(Unstage([keys[0]]))
         rig.compute(work(PROMPT, key=OTHER))
         assert rig.held[-1] == OTHER

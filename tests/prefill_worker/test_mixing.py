@@ -476,7 +476,7 @@ def test_best_effort_leaves_a_slot_and_blocks_free() -> None:
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(240), be(240)])
     assert len(schedule.plan(0.0).new_prompts) == 3, "one slot of 4 is left"
-    assert schedule.blocks.num_free == 100 - 15 - 15 - 30
+    assert schedule.memory.num_free == 100 - 15 - 15 - 30
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(496)])
     assert len(schedule.plan(0.0).new_prompts) == 2, "10 would not be left of 100"

@@ -188,10 +188,10 @@ def test_a_prompt_that_ended_with_its_first_token_serves_others(rig: Rig) -> Non
 
 def test_what_came_out_of_the_pool_serves_others(rig: Rig) -> None:
     run(rig, work(LONG))
-    engine_of(rig.worker).reset()
+    rig.worker.memory.forget_all()
     assert run(rig, other(LONG)) == 0
     half = replace(work(LONG, num_cached=160), blocks=other(LONG).blocks)
-    engine_of(rig.worker).reset()
+    rig.worker.memory.forget_all()
     run(rig, half)
     assert run(rig, other(LONG)) == 288
     assert len({tuple(news.tokens) for news in rig.news}) == 1
@@ -275,7 +275,7 @@ def test_a_prompt_that_waits_for_its_grammar_while_all_is_forgotten_serves_no_ot
     with closing(Rig(demo.MODEL_DIR, kv_bytes=16 << 20, enable_prefix_caching=True)) as rig:
         run(rig, work(LONG))
         engine = engine_of(rig.worker)
-        engine.reset()
+        rig.worker.memory.forget_all()
         engine.grammars = grammars = HeldGrammars(engine)
         params = greedy_params(structured_outputs=StructuredOutputsParams(choice=["red", "green"]))
         rig.worker.on(Prefill([work(LONG, params, num_cached=160)]))
@@ -297,7 +297,7 @@ def test_a_prompt_that_is_preempted_after_all_is_forgotten_serves_no_other(tiny_
 def test_a_windowed_prompt_that_waits_with_kv_elsewhere_serves_no_other(tiny_model: Directory) -> None:
     with closing(Rig(tiny_model("mistral-window"), enable_prefix_caching=True)) as rig:
         run(rig, work(LONG))
-        engine_of(rig.worker).reset()
+        rig.worker.memory.forget_all()
         rig.worker.on(Prefill([work(LONG, num_cached=160)]))
         ends_after_all_is_forgotten(rig, num_news=2)
 

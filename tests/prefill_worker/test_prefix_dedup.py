@@ -16,6 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from alignedserve.instance.memory import BlockManager
+from alignedserve.instance.prefix_cache import PrefixCache
+from alignedserve.kv.held import Held
 from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.scheduled_request import PromptState
@@ -35,10 +38,11 @@ from tests.worker_parts import engine_of
 from tests.works import make_work
 
 
-class Kept:
+class Kept(PrefixCache):
     """Blocks that were computed; nobody ever needs their room."""
 
     def __init__(self) -> None:
+        super().__init__(BlockManager(0, LIMITS.span), is_enabled=True)
         self.hashes_kept: set[bytes] = set()
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
@@ -49,10 +53,10 @@ class Kept:
     def num_found(self, block_hashes: Sequence[bytes], num_cached: int = 0) -> int:
         return BLOCK * len([*takewhile(self.hashes_kept.__contains__, block_hashes)])
 
-    def take(self, work: Work, max_blocks: int | None = None) -> int:
+    def take(self, work: Work, held: Held, max_blocks: int | None = None) -> int:
         return self.num_found(self.block_hashes(work))
 
-    def computed(self, work: Work, count: int) -> None:
+    def has_computed(self, work: Work, count: int) -> None:
         self.hashes_kept.update(block_hashes_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
 
 
@@ -75,7 +79,7 @@ class Run:
             0.0,
             make_policy(SchedulingConfig(policy)),
             Estimate(PLAIN),
-            self.kept if has_cache else None,
+            prefix_cache=self.kept if has_cache else None,
         )
 
     def order(self, *works: Work) -> None:
@@ -89,7 +93,7 @@ class Run:
         for each, count in plan.chunks:
             self.schedule.prompts.computed(each, count)
             self.num_computed += count
-            self.kept.computed(self.works[each], self.computed(each))
+            self.kept.has_computed(self.works[each], self.computed(each))
             if self.schedule.prompts.started[each].state is PromptState.SAVING:
                 self.schedule.prompts.saved(each)
                 self.ended.add(each)
@@ -238,7 +242,7 @@ def test_if_the_first_is_aborted_the_next_takes_its_place() -> None:
 def test_who_has_its_beginning_waits_for_nobody_who_computes_it_anew() -> None:
     """Prompts whose log-probabilities are wanted are computed whole, and there may always be another of them."""
     run, whole = Run(limits=replace(LIMITS, max_num_batched_tokens=16)), greedy_params(prompt_logprobs=0)
-    run.kept.computed(rt(COMMON), NUM_SHARED)
+    run.kept.has_computed(rt(COMMON), NUM_SHARED)
     run.order(rt(COMMON, params=whole))
     run.step()
     run.order(second := rt([*COMMON, 1, 2, 3]))
@@ -247,7 +251,7 @@ def test_who_has_its_beginning_waits_for_nobody_who_computes_it_anew() -> None:
 
 def test_the_parts_of_a_text_that_is_there_go_together() -> None:
     run, text = Run(limits=replace(LIMITS, max_num_seqs=8)), unlike(400)
-    run.kept.computed(rt(text), 320)
+    run.kept.has_computed(rt(text), 320)
     parts = [rt(text[:length]) for length in (360, 340, 330)]
     run.order(*parts)
     assert run.started() == [key(work) for work in parts]

@@ -51,7 +51,7 @@ def test_blocks_are_held_until_the_kv_is_saved() -> None:
     schedule.prefill([first, second, third])
     while compute(schedule):
         pass
-    assert schedule.blocks.num_free == 0, "two prompts of 15 blocks, and no room for the third"
+    assert schedule.memory.num_free == 0, "two prompts of 15 blocks, and no room for the third"
     schedule.prompts.saved(second.request.key)
     assert compute(schedule) == [4]
     with pytest.raises(RuntimeError, match="saved, but it is COMPUTING"):
@@ -122,12 +122,12 @@ def test_abort_holds_blocks_until_the_copy_is_reported() -> None:
     schedule.prefill([loading, computing, other := prompt(59), waiting])
     schedule.stage([staging])
     schedule.plan(0.0)
-    num_free = schedule.blocks.num_free
+    num_free = schedule.memory.num_free
     assert schedule.abort(loading.request.key)
     assert schedule.abort(computing.request.key)
     assert schedule.abort(staging.request.key)
     assert not schedule.abort(waiting.request.key)
-    assert schedule.blocks.num_free == num_free
+    assert schedule.memory.num_free == num_free
     assert [key for key, _ in schedule.plan(0.0).chunks] == keys([other])
     assert not schedule.prompts.loaded(loading.request.key)
     assert not schedule.stages.staged(staging.request.key)
@@ -254,7 +254,7 @@ def test_a_small_prompt_takes_no_block_that_a_waiting_candidate_is_short_of() ->
     candidate, small = make_work(40), prompt(3)
     schedule.stage([candidate])
     schedule.prefill([small])
-    assert schedule.blocks.num_free == 5, "too few for the candidate, enough for the prompt"
+    assert schedule.memory.num_free == 5, "too few for the candidate, enough for the prompt"
     plan = schedule.plan(0.0)
     assert plan.stages == plan.new_prompts == []
     schedule.abort(large.request.key)

@@ -89,7 +89,7 @@ class Rig:
 
     @property
     def is_empty(self) -> bool:
-        return self.worker.engine.num_free_blocks == self.worker.engine.num_blocks
+        return self.worker.memory.num_free == self.worker.memory.num_blocks
 
     def close(self) -> None:
         self.worker.drop_all()

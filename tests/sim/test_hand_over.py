@@ -94,7 +94,7 @@ def test_prompts_are_not_kept_from_their_blocks() -> None:
             if prefill.is_up:
                 worker = prefill.worker
                 assert isinstance(worker, PrefillWorker)
-                held = worker.schedule.blocks.num_held + worker.schedule.stages.num_blocks
+                held = worker.schedule.prompts.num_held_blocks + worker.schedule.stages.num_blocks
                 assert held <= worker.limits.num_staging_blocks
                 most = max(most, held)
 

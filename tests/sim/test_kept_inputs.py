@@ -11,7 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.engine.request import Layout, NewRequest
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import id_of
+from alignedserve.kv.held import Held
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
@@ -85,9 +87,12 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
     engine = small_island("apt", decode=LIMITS, num_prefill=0, num_decode=0, num_colocated=1)
     engine.start()
     executor: Any = engine.colocated[0].engine
+    memory: BlockManager = executor.memory
     asked = requests(1)[0]
     seconds = {}
     for keeps_inputs, num_blocks in ((False, 10), (True, 5)):
+        held = Held()
+        memory.grow(held, num_blocks)
         request = executor.adopt(
             NewRequest(
                 id_of(asked.key),
@@ -95,17 +100,18 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
                 asked.params,
                 asked.seed,
                 layout=Layout(keeps_inputs=keeps_inputs),
+                held=held,
             )
         )
         executor.join(request)
-        assert len(executor.blocks_of(request)) == num_blocks
         first = executor.launch([(request, 160)])
         executor.finish(first)
+        memory.grow(held, num_blocks + 1)
         decode = executor.launch([(request, 1)])
-        assert len(executor.blocks_of(request)) == num_blocks + 1
         seconds[keeps_inputs] = (first.seconds, decode.seconds)
         executor.finish(decode)
         executor.release(request)
+        memory.free(held)
     cost = engine.world.cost
     assert seconds[True][0] == seconds[False][0]
     assert seconds[True][1] == pytest.approx(seconds[False][1] + cost.restoring(160))

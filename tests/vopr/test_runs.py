@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import Request
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.prompts import Prompts
+from alignedserve.kv.held import Held
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.router.outbox import OutputCoalescing
@@ -22,7 +23,7 @@ from alignedserve.router.replay_diff import compare
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.kv_model import KvModel
 from alignedserve.sim.segment import Content, SimSegment, Write
-from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
+from alignedserve.types import BlockId, PoolBlockId, RequestKey
 from alignedserve.vopr.build import make_island
 from alignedserve.vopr.clients import DirectClients
 from alignedserve.vopr.event_logs import open_in
@@ -236,10 +237,10 @@ def test_a_copy_that_passes_layers_which_attend_to_all_tokens_is_noticed(
 
 @pytest.mark.slow
 def test_layers_that_take_each_others_kv_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = BlockManager.in_columns
+    plain = BlockManager.in_columns
 
-    def swapped(self: BlockManager, owner: RequestId, first: int, end: int) -> list[BlockId]:
-        blocks = held(self, owner, first, end)
+    def swapped(self: BlockManager, owner: Held, first: int, end: int) -> list[BlockId]:
+        blocks = plain(self, owner, first, end)
         # Of each column the first two.
         for column in range(0, len(blocks), 3):
             blocks[column : column + 2] = reversed(blocks[column : column + 2])

@@ -21,6 +21,7 @@ from alignedserve.instance.adapters import AdapterLoader
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Messenger, Stop, WorkerLoop, WorkerThread
+from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kv.format import BlockFormat
@@ -45,6 +46,7 @@ class Loaded:
     """The state that an instance keeps when it changes its role."""
 
     engine: Engine
+    memory: BlockManager
     pool_format: BlockFormat
     cost: CostModel | None
 
@@ -63,7 +65,9 @@ class InstanceProcess(ABC):
         # The result of `prepare`: the worker, and its Hello.
         self._built: tuple[Worker, Hello] | None = None
 
-    def _make_worker(self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None) -> Worker:
+    def _make_worker(
+        self, engine: Engine, memory: BlockManager, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> Worker:
         config, kind = self._config, self.worker_class
         policy = make_policy(config.scheduling)
         worker: Worker = kind(
@@ -72,6 +76,7 @@ class InstanceProcess(ABC):
             policy,
             estimate,
             enable_prefix_caching=config.engine.enable_prefix_caching,
+            memory=memory,
         )
         return worker
 
@@ -107,7 +112,8 @@ class InstanceProcess(ABC):
         built = build_engine(self._config.engine, allocate, has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
-        self._loaded = Loaded(built.engine, pool_format, self._cost(built))
+        memory = BlockManager(built.engine.num_blocks, built.engine.span)
+        self._loaded = Loaded(built.engine, memory, pool_format, self._cost(built))
         return self._begin(self._loaded, epoch, self._wake.set)
 
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
@@ -121,7 +127,8 @@ class InstanceProcess(ABC):
             loaded.pool_format,
             engine.format.num_groups,
         )
-        worker = self._make_worker(engine, transfers, None if cost is None else Estimate(cost))
+        estimate = None if cost is None else Estimate(cost)
+        worker = self._make_worker(engine, loaded.memory, transfers, estimate)
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)
 

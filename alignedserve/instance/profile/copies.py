@@ -35,7 +35,7 @@ from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import allocator
 from alignedserve.transport.runs import Pairs
-from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestId, RequestKey
+from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
 # A context with memory like the pool's, given its format and number of columns.
 PoolMemory = Callable[[BlockFormat, int], AbstractContextManager[NDArray[np.uint8]]]
@@ -47,7 +47,7 @@ _STEP = 4
 # The first round is not counted. It touches pages and opens connections.
 MAX_ROUNDS = 8
 _TIMEOUT_S = 10.0
-_KEY, _OWNER, _EPOCH = RequestKey(0), RequestId("copies"), Epoch(1)
+_KEY, _EPOCH = RequestKey(0), Epoch(1)
 _HERE, _THERE = InstanceId("profile"), InstanceId("profile-of-another")
 _LINK = "ipc"
 
@@ -72,16 +72,13 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
     ValueError or RuntimeError if there is no memory for it or a copy fails."""
     sizes = sizes_of(engine, pool.format)
     num_blocks = sizes[0] * engine.format.num_groups
-    blocks = engine.lease(_OWNER, num_blocks)
-    try:
-        with pool.memory(pool.format, sizes[0]) as memory, _quiet(), ExitStack() as open_things:
-            bench = open_things.enter_context(closing(CopyBench(engine, pool.format, memory, blocks)))
-            copies: dict[str, Callable[[int, int], Outcome]] = {"load": bench.load, "save": bench.save}
-            if not engine.cache.blocks.is_cuda:
-                copies["pull"] = open_things.enter_context(closing(PullBench(engine, blocks))).pull
-            found = _measure(copies, sizes, budget_s)
-    finally:
-        engine.give_back(_OWNER)
+    blocks = [BlockId(block) for block in range(num_blocks)]
+    with pool.memory(pool.format, sizes[0]) as memory, _quiet(), ExitStack() as open_things:
+        bench = open_things.enter_context(closing(CopyBench(engine, pool.format, memory, blocks)))
+        copies: dict[str, Callable[[int, int], Outcome]] = {"load": bench.load, "save": bench.save}
+        if not engine.cache.blocks.is_cuda:
+            copies["pull"] = open_things.enter_context(closing(PullBench(engine, blocks))).pull
+        found = _measure(copies, sizes, budget_s)
     save, load = fit_channel(found["save"]), fit_channel(found["load"])
     if "pull" not in found:
         return MeasuredChannels(
@@ -92,7 +89,7 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
 
 def sizes_of(engine: Engine, pool_format: BlockFormat) -> list[int]:
     """Returns the sizes of the copies in columns, the largest first."""
-    num_columns = engine.num_free_blocks // engine.format.num_groups
+    num_columns = engine.num_blocks // engine.format.num_groups
     largest = max(min(num_columns, MAX_BYTES // pool_format.column_bytes), min(num_columns, 2))
     sizes = [largest]
     while sizes[-1] > 1:

@@ -21,6 +21,7 @@ import torch
 
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request, Work
+from alignedserve.instance.direct import DirectEngine
 from alignedserve.instance.profile.grid import MARGIN, Reach, size
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.requests import coming_news, complete
@@ -154,7 +155,7 @@ class Bench:
     """Runs iterations on requests with noise as KV, as if it had been computed elsewhere."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine = DirectEngine(engine)
         tokens = np.random.default_rng(0).integers(engine.vocabulary.size, size=engine.max_model_len)
         self._tokens: list[int] = tokens.tolist()
         shape = (*engine.format.shape[:-1], engine.format.head_dim)
@@ -165,7 +166,8 @@ class Bench:
     def has_room(self, point: Point) -> bool:
         ends = [length + _MAX_STEPS for length in point.lengths]
         ends += [before + count for before, count in point.chunks]
-        return sum(self._engine.span.num_held(0, end) for end in ends) <= self._engine.num_free_blocks
+        memory = self._engine.memory
+        return sum(memory.span.num_held(0, end) for end in ends) <= memory.num_free
 
     def seconds(self, point: Point) -> float:
         """Returns the least seconds of several steps, after one that is not counted."""
@@ -196,10 +198,11 @@ class Bench:
             self._release(prompts)
 
     def _run(self, work: Work) -> float:
-        begun_s = time.perf_counter()
-        iteration = self._engine.launch(work)
+        self._engine.grow(work)
+        engine, begun_s = self._engine.engine, time.perf_counter()
+        iteration = engine.launch(work)
         news = coming_news(iteration.requests)
-        for one, output in zip(news, self._engine.finish(iteration), strict=True):
+        for one, output in zip(news, engine.finish(iteration), strict=True):
             complete(one, output)
         return time.perf_counter() - begun_s
 
@@ -215,15 +218,8 @@ class Bench:
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
-        if hashes:
-            self._engine.share(name, hashes)
-        request = self._engine.adopt(
-            NewRequest(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
-        )
-        if request is None:
-            raise RuntimeError(
-                f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"
-            )
+        new = NewRequest(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
+        request = self._engine.adopt(new, hashes)
         self._fill(self._engine.blocks_of(request))
         self._engine.join(request)
         return request
@@ -231,7 +227,7 @@ class Bench:
     def _fill(self, blocks: Sequence[BlockId]) -> None:
         new = [block for block in blocks if block not in self._noisy]
         if new:
-            self._engine.cache.fill(new, self._noise)
+            self._engine.engine.cache.fill(new, self._noise)
             self._noisy.update(new)
 
     def _release(self, requests: Sequence[Request]) -> None:

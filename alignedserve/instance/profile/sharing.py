@@ -34,7 +34,7 @@ def measure_sharing(engine: Engine, cost: CostModel, budget_s: float) -> float:
     num_requests = min(_NUM_REQUESTS, reach.max_num_seqs, reach.max_chunk)
     # Behind the shared tokens, each request needs room for those of all steps.
     num_own = -(-(2 + _NUM_STEPS) // block_size)
-    num_fitting = (engine.num_free_blocks // max(num_requests, 1) - num_own) * block_size
+    num_fitting = (engine.num_blocks // max(num_requests, 1) - num_own) * block_size
     longest = min(_LONGEST, reach.max_model_len - MARGIN, num_fitting)
     has_window = engine.window or engine.span.window or engine.span.num_groups > 1
     if has_window or num_requests < 2 or longest < block_size:
@@ -66,14 +66,16 @@ class SharingBench(Bench):
 
     @contextmanager
     def _sharing(self, num_requests: int, num_shared: int) -> Iterator[Work]:
-        hashes = [number.to_bytes(32) for number in range(num_shared // self._engine.cache.format.block_size)]
+        hashes = [
+            number.to_bytes(32) for number in range(num_shared // self._engine.engine.format.block_size)
+        ]
         requests = [self._request(num_shared, num_shared, self._tokens[:1])]
         try:
-            self._engine.publish_blocks(requests[0], 0, hashes)
+            self._engine.memory.publish(requests[0].held, 0, hashes)
             requests += [self._beside(hashes, num_shared) for _ in range(num_requests - 1)]
             yield [(request, 1) for request in requests]
         finally:
-            self._engine.forget_all_hashes()
+            self._engine.memory.forget_all()
             self._release(requests)
 
     def _beside(self, hashes: Sequence[bytes], num_shared: int) -> Request:

@@ -27,7 +27,7 @@ from alignedserve.kv.format import BlockFormat
 from alignedserve.kvpool.segment import scratch_blocks
 from alignedserve.timing.cost import FREE_COPIES
 from alignedserve.timing.estimate import Estimate
-from alignedserve.types import RequestId
+from alignedserve.types import BlockId
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.instance.profile.efforts import QUICK, pool_of
 from tests.instance.profile.profiles import FACTS
@@ -75,7 +75,7 @@ def test_an_engine_computes_the_same_after_it_and_nothing_is_logged(
 
 
 def test_copies_move_what_is_in_the_blocks(engine: Engine) -> None:
-    blocks = engine.lease(RequestId("test"), 4)
+    blocks = [BlockId(block) for block in range(4)]
     memory = np.arange(4 * engine.format.column_bytes).astype(np.uint8).reshape(4, -1)
     bench = CopyBench(engine, engine.format, memory, blocks)
     written = memory.copy()
@@ -88,7 +88,6 @@ def test_copies_move_what_is_in_the_blocks(engine: Engine) -> None:
     outcome = pulls.pull(1, 3)
     assert (outcome.what, outcome.num_bytes) == ("pull", 3 * engine.format.column_bytes)
     pulls.close()
-    engine.give_back(RequestId("test"))
     engine.check_idle()
 
 

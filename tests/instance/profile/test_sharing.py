@@ -33,7 +33,7 @@ def test_a_profile_of_a_cpu_has_it(engine: Engine) -> None:
 def test_the_requests_of_one_batch_share_all_but_their_last_block(engine: Engine) -> None:
     bench, block_size = SharingBench(engine), engine.format.block_size
     with bench._sharing(3, 4 * block_size) as work:
-        tables = [engine.blocks_of(request) for request, _ in work]
+        tables = [bench._engine.blocks_of(request) for request, _ in work]
         assert tables[0][:4] == tables[1][:4] == tables[2][:4]
         assert len({table[4] for table in tables}) == 3
     engine.check_idle()

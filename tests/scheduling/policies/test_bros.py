@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.end_ops import Checkpoint, Lend, Restore
+from alignedserve.decode_worker.plan import Checkpoint, Restore
+from alignedserve.kv.held import NO_BLOCK
 from alignedserve.scheduling.policies.bros import BASE_SIZE
 from alignedserve.timing.deadlines import Deadlines
 from tests.scheduling.policies.instance import LIMITS, Instance, decoding, document, job, key, keys, prompt
@@ -157,10 +160,11 @@ def test_real_time_that_finds_no_block_uses_what_best_effort_leaves_free() -> No
     instance.waits(chat := prompt(20, first_due_s=1.0))
     plan = instance.iterate()
     assert not plan.wants_evicted and plan.new_prompts == [chat]
-    lent = [op for op in plan.ends if isinstance(op, Lend)]
-    assert lent == [Lend(key(chat), key(many), 4, 0), Lend(key(chat), key(few), 4, 1)]
+    blocks = instance.schedule.blocks
     # It writes 16 tokens over the 5, and 4 beside the 11.
-    assert [op for op in plan.ends if isinstance(op, Checkpoint)] == [Checkpoint(key(many), 4, 0, 5)]
+    assert plan.ends == [Checkpoint(key(many), 4, blocks[key(chat)].blocks[0], 0, 5)]
+    assert blocks[key(many)].blocks[4] == NO_BLOCK
+    assert blocks[key(few)].blocks[4] == blocks[key(chat)].blocks[1]
     assert key(few) in plan.run and key(many) not in plan.run
 
 
@@ -173,7 +177,7 @@ def test_best_effort_that_finds_no_block_sits_out_while_real_time_is_there() -> 
         assert plan.run == keys(chat) and not plan.wants_evicted
     instance.schedule.blocks.ended(key(chat))
     plan = instance.iterate()
-    assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, 13, 16)]
+    assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, ANY, 13, 16)]
 
 
 def test_of_best_effort_that_is_here_those_with_the_fewest_saved_slots_go_first() -> None:
@@ -183,14 +187,14 @@ def test_of_best_effort_that_is_here_those_with_the_fewest_saved_slots_go_first(
     deadlines = Deadlines(is_rt=True, first_due_s=1.0, tbt_s=0.0125)
     instance.waits(chat := make_work(20, output_len=0, num_cached=0, deadlines=deadlines))
     plan = instance.iterate()
-    assert [op for op in plan.ends if isinstance(op, Checkpoint)] == [Checkpoint(key(many), 4, 0, 5)]
+    assert plan.ends == [Checkpoint(key(many), 4, ANY, 0, 5)]
     instance.schedule.abort(key(other))
     assert instance.iterate(now=0.5).run == keys(chat, few)
     instance.waits(document(10))
     assert instance.iterate(now=0.6).run == keys(chat, few)
     instance.schedule.abort(key(few))
     plan = instance.iterate(now=0.7)
-    assert plan.run == keys(chat, many) and Restore(key(many), 4, 0, 5) in plan.ends
+    assert plan.run == keys(chat, many) and Restore(key(many), 4, ANY, 0, 5) in plan.ends
     assert not plan.new_prompts
 
 
