@@ -23,7 +23,6 @@ import numpy as np
 import openai
 
 from alignedserve import demo
-from alignedserve.demo.evaluate import AnsweredTask, held_out
 from alignedserve.demo.tasks import TASKS, TaskExample
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
@@ -39,6 +38,7 @@ from alignedserve.transport.mover import Mover, PoolBlocks
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 from benchmarks.harness import PAGE_AND_JSON, facts, heading, parser_of, progress, publish, table
 from benchmarks.rt_with_be.served import running
+from research.demo_model.evaluate import AnsweredTask, held_out
 
 HOST, START_S, AT_ONCE = "127.0.0.1", 300.0, 24
 # The largest loss that meets the aim, in percentage points of exact answers.

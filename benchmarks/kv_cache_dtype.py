@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from alignedserve.demo.evaluate import held_out
 from alignedserve.kernels.cpu.structs import OpKind
 from alignedserve.kernels.kv_rows import to_rows
 from alignedserve.kv.format import KV_CACHE_DTYPES, BlockFormat
@@ -27,6 +26,7 @@ from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
 from benchmarks.harness import PAGE_AND_JSON, facts, heading, in_turn, parser_of, publish, table
 from benchmarks.quantization import Answers, answers_of_all, answers_table
+from research.demo_model.evaluate import held_out
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step
 
 # Options of `LLM`. The others are compared with the first.

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from alignedserve import LLM, SamplingParams, demo
-from alignedserve.demo.evaluate import AnsweredTask, held_out
 from alignedserve.demo.tasks import TaskExample, expected_output_len
 from alignedserve.engine.config import QUANTIZATIONS
 from alignedserve.models.listed_weights import num_weight_bytes
@@ -37,6 +36,7 @@ from benchmarks.harness import (
     seconds_of,
     table,
 )
+from research.demo_model.evaluate import AnsweredTask, held_out
 
 # Options of `LLM`. The others are compared with the first.
 ANSWERED = {

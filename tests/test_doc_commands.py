@@ -112,7 +112,7 @@ class _Parsed(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:'benchmarks:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:'(benchmarks|research):RuntimeWarning")
 @each_page
 def test_commands_of_benchmarks_can_be_parsed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = argparse.ArgumentParser.parse_args
@@ -123,7 +123,7 @@ def test_commands_of_benchmarks_can_be_parsed(page: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     for words in commands(page):
-        if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks"):
+        if words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "research")):
             monkeypatch.setattr("sys.argv", words[2:])
             try:
                 runpy.run_module(words[2], run_name="__main__")

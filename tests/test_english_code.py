@@ -52,6 +52,7 @@ FOLDERS: list[str] = [
     "kernels",
     "kvpool",
     "prefill_worker",
+    "research/demo_model",
     "router",
 ]
 # Strings that have to be as they are, such as texts that are not ours.

@@ -268,9 +268,18 @@ def test_the_launcher_sets_ray_up_before_it_loads_it() -> None:
 def test_folders_beside_the_package_are_parts_of_it() -> None:
     """Installed, they are nowhere else: `kernels` is Hugging Face's."""
     for path in (
-        path for package in (*OURS, "tests", "benchmarks") for path in (ROOT / package).rglob("*.py")
+        path
+        for package in (*OURS, "tests", "benchmarks", "research")
+        for path in (ROOT / package).rglob("*.py")
     ):
         packages = {name.split(".")[0] for name in imports_of(path)}
         assert not packages & set(BESIDE), f"{path.relative_to(ROOT)} imports {packages & set(BESIDE)}"
     for name in BESIDE:
         assert (ROOT / "alignedserve" / name).resolve() == ROOT / name
+
+
+def test_nothing_of_the_product_imports_what_measures_it_or_research() -> None:
+    others = {"benchmarks", "docs", "research", "tests"}
+    for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        packages = {name.split(".")[0] for name in imports_of(path)}
+        assert not packages & others, f"{path.relative_to(ROOT)} imports {packages & others}"

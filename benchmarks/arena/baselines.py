@@ -12,7 +12,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.fcfs import Fcfs
 from alignedserve.scheduling.policies.sarathi import Sarathi
 from alignedserve.scheduling.policy import Policy
-from benchmarks.papers.baselines import PromptsFirst
+from research.papers.baselines import PromptsFirst
 
 
 def _recomputing(config: SchedulingConfig) -> SchedulingConfig:

@@ -24,7 +24,7 @@ _FOLDERS = (
     *("sim", "timing", "transport"),
 )
 # Modules named by a policy's own files, which may have further files.
-_IMPORTED = re.compile(r"(?:alignedserve\.scheduling\.policies|benchmarks)(?:\.\w+)+")
+_IMPORTED = re.compile(r"(?:alignedserve\.scheduling\.policies|benchmarks|research)(?:\.\w+)+")
 _DIGITS = 16
 
 

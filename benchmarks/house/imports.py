@@ -18,7 +18,7 @@ def hard_imports(sources: Sequence[Source]) -> Graph:
 
 def all_imports(sources: Sequence[Source]) -> Graph:
     """Returns what each module imports anywhere: in functions, and for types too."""
-    return _graph(sources, lambda source: ast.walk(source.tree))
+    return _graph(sources, lambda source: source.nodes)
 
 
 def between_folders(sources: Sequence[Source], imports: Graph) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.house.source import Source
 
@@ -23,6 +23,11 @@ FEATURES = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+# Terms of the arithmetic of KV blocks: columns, and those that a window has passed.
+BLOCK_TERMS = re.compile(r"_?(block_size|num_columns|num_passed|num_full_groups|num_sliding_groups)")
+# Functions whose arguments are computed with.
+_COMPUTING = {"min", "max", "range", "sum", "divmod", "cdiv"}
+
 # One of each kind of what is added often, and the number of files that it should touch.
 SAMPLES = {
     "a metric": ("num_asked_tokens", 2),
@@ -33,7 +38,7 @@ SAMPLES = {
 
 
 def functions(source: Source) -> Iterator[Function]:
-    return (node for node in ast.walk(source.tree) if isinstance(node, Function))
+    return (node for node in source.nodes if isinstance(node, Function))
 
 
 def p95_lines(sources: Sequence[Source]) -> int:
@@ -67,7 +72,7 @@ def repeated_class_names(sources: Sequence[Source]) -> list[str]:
     """Returns the class names that more than one class has."""
     found = defaultdict(list)
     for source in sources:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(source.name)
     return [f"{name}: {', '.join(places)}" for name, places in sorted(found.items()) if len(places) > 1]
@@ -78,38 +83,75 @@ def files_with_features(sources: Sequence[Source]) -> list[str]:
     patterns = {feature: re.compile(pattern, re.IGNORECASE) for feature, pattern in FEATURES.items()}
     found = []
     for source in sources:
-        names = set(_identifiers(source.tree))
-        named = [feature for feature, pattern in patterns.items() if any(map(pattern.search, names))]
+        named = [name for name, pattern in patterns.items() if any(map(pattern.search, source.identifiers))]
         if named:
             found.append(f"{source.name}: {', '.join(named)}")
     return found
 
 
+def files_naming_blocks(sources: Sequence[Source]) -> list[str]:
+    """Returns the files whose identifiers include a term of block arithmetic."""
+    return [source.name for source in sources if any(map(BLOCK_TERMS.fullmatch, source.identifiers))]
+
+
+def files_with_block_arithmetic(sources: Sequence[Source]) -> list[str]:
+    """Returns the files that compute or compare with such a term, or slice by it."""
+    return [source.name for source in sources if any(map(_has_block_term, source.nodes))]
+
+
+def _has_block_term(node: ast.AST) -> bool:
+    return any(BLOCK_TERMS.fullmatch(_name_of(each)) for each in _operands(node))
+
+
+def _operands(node: ast.AST) -> Sequence[ast.expr | None]:
+    match node:
+        case ast.BinOp(left=left, right=right):
+            return left, right
+        case ast.AugAssign(target=target, value=value):
+            return target, value
+        case ast.Compare(left=left, comparators=others):
+            return left, *others
+        case ast.Slice(lower=lower, upper=upper, step=step):
+            return lower, upper, step
+        case ast.Call(func=ast.Name(id=name), args=arguments) if name in _COMPUTING:
+            return arguments
+    return ()
+
+
+def _name_of(node: ast.expr | None) -> str:
+    """Returns the name of a variable, an attribute, or a function that is called."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=function):
+            return _name_of(function)
+    return ""
+
+
+def methods(sources: Sequence[Source], name: str) -> list[str]:
+    """Returns the methods of the class with this name."""
+    return [
+        f"{source.name}:{child.lineno} {child.name}"
+        for source in sources
+        for node in source.nodes
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for child in node.body
+        if isinstance(child, Function)
+    ]
+
+
 def touched(sources: Sequence[Source], name: str) -> list[str]:
     """Returns the files that name it, in an identifier or a string. Imports don't count by themselves."""
-    return [source.name for source in sources if name in {*_identifiers(source.tree), *_words(source.tree)}]
+    return [source.name for source in sources if name in {*source.identifiers, *_words(source.nodes)}]
 
 
-def _words(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _words(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         match node:
             case ast.Constant(value=str(text)):
                 yield text.removeprefix("--").replace("-", "_")
             case ast.AnnAssign(target=ast.Name(id=name)):
                 yield name
-
-
-def _identifiers(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                yield name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.keyword(arg=str(name)):
-                yield name
-            case ast.ImportFrom(module=str(module)):
-                yield module
 
 
 def lines_of_folders(sources: Sequence[Source]) -> dict[str, int]:

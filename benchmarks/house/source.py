@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,15 @@ class Source:
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree: to walk it takes longer than what is done with most nodes."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def identifiers(self) -> frozenset[str]:
+        return frozenset(_identifiers(self.nodes))
 
     @property
     def num_lines(self) -> int:
@@ -57,3 +67,16 @@ def _source(path: Path, text: str) -> Source:
     if parts[-1] == "__init__":
         parts.pop()
     return Source(str(path), ".".join(parts if parts[0] == PACKAGE else [PACKAGE, *parts]), text)
+
+
+def _identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)):
+                yield name
+            case ast.ImportFrom(module=str(module)):
+                yield module

@@ -105,7 +105,7 @@ def test_code_is_that_of_a_policy_and_of_what_runs_it() -> None:
     assert (
         f"{policies}/aligned/decode/slo_scheduler.py" in files["aligned"] - files["priority"] - files["fcfs"]
     )
-    assert "benchmarks/papers/baselines.py" in files["prompts-first-recompute"] - files["fcfs"]
+    assert "research/papers/baselines.py" in files["prompts-first-recompute"] - files["fcfs"]
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

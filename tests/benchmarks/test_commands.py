@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
 PAGES += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
-SOURCES = list((ROOT / "benchmarks").rglob("*.py"))
-NAMED = re.compile(r"python -m (benchmarks(?:\.[a-z_]\w*)+)")
+SOURCES = [path for name in ("benchmarks", "research") for path in (ROOT / name).rglob("*.py")]
+NAMED = re.compile(r"python -m ((?:benchmarks|research)(?:\.[a-z_]\w*)+)")
 # processes that other benchmarks start, with arguments of their own
 HELPERS = {
     "benchmarks.attack.flooder",
@@ -38,7 +38,7 @@ def test_none_is_run_by_its_path(path: Path) -> None:
     assert not re.search(r"python benchmarks/", path.read_text())
 
 
-@pytest.mark.filterwarnings("ignore:'benchmarks:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:'(benchmarks|research):RuntimeWarning")
 @pytest.mark.parametrize("name", commands())
 def test_it_says_what_it_takes(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from benchmarks.house import measures
+from benchmarks.house import measures, ratchet
 from benchmarks.house.__main__ import figures, main
 from benchmarks.house.imports import all_imports, between_folders, hard_imports, rings
+from benchmarks.house.journey import Journey, journey
+from benchmarks.house.likenesses import likenesses
+from benchmarks.house.ratchet import Limit
+from benchmarks.house.shapes import Shapes
 from benchmarks.house.source import Source, product
 
 FILES = {
@@ -90,12 +95,11 @@ def test_a_figure_is_the_length_of_its_list(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sources: list[Source]
 ) -> None:
     monkeypatch.setattr("benchmarks.house.__main__.product", lambda: sources)
-    monkeypatch.setattr(
-        "benchmarks.house.__main__._journey", lambda: ["router/core.py f", "router/core.py g"]
-    )
-    found = {
-        each.name: each.value for each in figures(sources, lambda: ["router/core.py f", "router/core.py g"])
-    }
+    way = Journey(["router/core.py f", "router/core.py g"], ["str: router/core.py f"])
+    monkeypatch.setattr("benchmarks.house.__main__.python_files", lambda: {"benchmarks/a.py": "a\n\nb\n"})
+    monkeypatch.setattr("benchmarks.house.__main__._journey", lambda: way)
+    found = {each.name: each.value for each in figures(sources, {"benchmarks/a.py": "a\n\nb\n"}, lambda: way)}
+    assert found["lines of benchmarks"] == 3 and found["shapes of a chat"] == 1
     assert found["files to the first token"] == 1 and found["functions to the first token"] == 2
     monkeypatch.setattr("sys.argv", ["house", "--json"])
     main()
@@ -106,12 +110,114 @@ def test_a_figure_is_the_length_of_its_list(
     assert capsys.readouterr().out.splitlines() == ["router/core.py f", "router/core.py g"]
 
 
-@pytest.mark.slow
-def test_a_chat_crosses_the_gateway_the_router_and_both_workers() -> None:
-    from benchmarks.house.journey import journey
+COUNTS = """class Executor:
+    num_passed: int
 
-    functions = journey()
-    tops = {function.split("/")[0] for function in functions}
+    def fits(self) -> bool:
+        return self.num_columns > 1
+
+    async def adopt(self) -> None: ...
+"""
+
+
+def test_files_that_count_blocks_are_found() -> None:
+    names = Source(
+        "kv/names.py", "kv.names", "class Names:\n    block_size: int\n    num_columns_s = num_passed\n"
+    )
+    counts = Source("kv/counts.py", "kv.counts", COUNTS)
+    slices = Source("kv/slices.py", "kv.slices", "rows[: each.block_size]\n")
+    other = Source("kv/other.py", "kv.other", "num_blocks = max_num_columns + min(a, b)\n")
+    sources = [names, counts, slices, other]
+    assert measures.files_naming_blocks(sources) == ["kv/names.py", "kv/counts.py", "kv/slices.py"]
+    assert measures.files_with_block_arithmetic(sources) == ["kv/counts.py", "kv/slices.py"]
+    assert measures.methods(sources, "Executor") == ["kv/counts.py:4 fits", "kv/counts.py:7 adopt"]
+
+
+def code(name: str, number: int) -> str:
+    return "".join(f"    {name}.step_{step}({number}, 'of {name}')  # {number}\n" for step in range(6))
+
+
+def test_a_run_of_lines_that_differ_in_literals_is_a_likeness() -> None:
+    first = f"import one\n\ndef first():\n{code('part', 1)}"
+    second = f"def second():\n    other()\n\n{code('part', 2)}    part.end()\n"
+    third = f"{code('part', 3)}\n{code('whole', 4)}"
+    found = likenesses({"a.py": first, "b.py": second, "c.py": third})
+    assert found == ["b.py:4 6 = a.py:4", "c.py:1 6 = a.py:4"]
+
+
+def test_a_longer_run_is_one_likeness_and_a_shorter_one_is_none() -> None:
+    text = code("part", 1) + code("whole", 2)
+    assert likenesses({"a.py": text, "b.py": f"begin()\n{text}"}) == ["b.py:2 12 = a.py:1"]
+    assert likenesses({"a.py": text, "b.py": "\n".join(text.splitlines()[:5])}) == []
+
+
+def test_a_list_of_lines_that_are_all_alike_is_none() -> None:
+    assert likenesses({"a.py": "".join(f"row({number})\n" for number in range(11))}) == []
+
+
+@dataclass(frozen=True)
+class Record:
+    key: int
+    parts: list[object]
+
+
+def test_a_shape_is_what_contains_the_chat() -> None:
+    shapes = Shapes(("the prompt",), [7, 8, 9])
+    shapes.look(Record(5, ["another"]), "first")
+    shapes.look({"text": "of the prompt", "n": 1}, "second")
+    # its key is not known yet
+    shapes.look({"key": 5}, "third")
+    shapes.look(Record(5, [7, 8, 9]), "fourth")
+    shapes.look({"keys": [5]}, "fifth")
+    shapes.look({5: "by key"}, "sixth")
+    assert shapes.names() == [
+        "dict of keys: fifth",
+        "dict of n, text: second",
+        f"{Record.__module__}.Record: fourth",
+    ]
+
+
+def test_a_limit_falls_with_its_value_and_never_rises(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(
+        '# Limits.\n[measures]\n"a b" = { limit = 3_000, lowest = 2_000, adr = 9 }\nc = { limit = 5, lowest = 5 }\n'
+    )
+    ratchet.lower(path, {"a b": 2500, "c": 9})
+    assert ratchet.read(path) == {"a b": Limit(2505, 2000, 9), "c": Limit(5, 5)}
+    ratchet.lower(path, {"a b": 1000})
+    assert path.read_text().splitlines()[:3] == [
+        "# Limits.",
+        "[measures]",
+        '"a b" = { limit = 1_002, lowest = 1_002 }',
+    ]
+
+
+def test_what_breaks_a_limit_is_named_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "docs/adr").mkdir(parents=True)
+    (tmp_path / "docs/adr/0070-why.md").touch()
+    limits = {
+        "a": Limit(100, 100),
+        "b": Limit(100, 90, adr=70),
+        "c": Limit(100, 90),
+        "d": Limit(100, 90, adr=71),
+    }
+
+    def names(**values: int) -> list[str]:
+        return [fault.split(",")[0] for fault in ratchet.faults(values, limits, tmp_path)]
+
+    raised = ["c: its limit of 100 was raised from 90", "d: its limit of 100 was raised from 90"]
+    assert names(a=98, b=100, c=99, d=100) == raised
+    assert names(a=101, b=97, c=99, d=100) == ["a: it is 101", "b: it is 97", *raised]
+    assert names(b=100, c=100, d=100, e=1) == ["e: it is 1 and has no limit", "a: it has a limit", *raised]
+
+
+def test_a_chat_crosses_the_gateway_the_router_and_both_workers() -> None:
+    way = journey()
+    tops = {function.split("/")[0] for function in way.functions}
     assert {"alignedserve", "router", "prefill_worker", "kvpool"} <= tops
-    assert "router/router.py Router.on" in functions
-    assert not any(function.startswith(("alignedserve/sim/", "alignedserve/vopr/")) for function in functions)
+    assert "router/router.py Router.on" in way.functions
+    assert not any(
+        function.startswith(("alignedserve/sim/", "alignedserve/vopr/")) for function in way.functions
+    )
+    shapes = {shape.split(":")[0].rpartition(".")[2] for shape in way.shapes}
+    assert {"bytes", "ChatBody", "Submit", "RequestState", "NewTokens", "ChoiceDelta"} <= shapes

@@ -3,7 +3,7 @@
 What differs from the paper:
 
 - Where the next batch of best effort begins before the old one has ended, the rest of the old one returns to the pool
-  instead of decoding on (`aligned/router/batches.py`). By `benchmarks.papers`, throughput is the same, and less mixes.
+  instead of decoding on (`aligned/router/batches.py`). By `research.papers`, throughput is the same, and less mixes.
 - Real time beside best effort has no batches of its own, since none waits for others of its length. Alone it has them,
   until some is lost. Deadlines decide when it is admitted.
 - Batches of best effort are formed only where they save more time than they cost. That depends on the attention kernel

@@ -1,4 +1,4 @@
-"""Trains the demo model from nothing: `python -m alignedserve.demo.train --out DIR`.
+"""Trains the demo model from nothing: `python -m research.demo_model.train --out DIR`.
 
 Three lengths of rows take turns, one per step: short questions, longer answers and lists, and long lists. The
 long lists begin once the short ones have had time to be learned. The loss is on answers only.
@@ -23,7 +23,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from alignedserve.demo.batches import (
+from alignedserve.demo.tasks import TASKS, TaskExample
+from alignedserve.demo.vocabulary import END, PAD
+from research.demo_model.batches import (
     ChatEncoder,
     RowShape,
     Source,
@@ -32,12 +34,10 @@ from alignedserve.demo.batches import (
     one_per_row,
     pack,
 )
-from alignedserve.demo.muon import Muon
-from alignedserve.demo.network import Shape, TrainingLlama, document_mask
-from alignedserve.demo.recipe import STAGES, TrainingStage
-from alignedserve.demo.tasks import TASKS, TaskExample
-from alignedserve.demo.tokenizer import build_tokenizer, save_tokenizer
-from alignedserve.demo.vocabulary import END, PAD
+from research.demo_model.muon import Muon
+from research.demo_model.network import Shape, TrainingLlama, document_mask
+from research.demo_model.recipe import STAGES, TrainingStage
+from research.demo_model.tokenizer import build_tokenizer, save_tokenizer
 
 SHORT, MIDDLE, LONG = RowShape(36, 128), RowShape(16, 288), RowShape(4, 1184)
 NUM_EVALUATED_AT_ONCE = 16

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers import plots
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Finding
-from benchmarks.papers.datasets import ALL
-from benchmarks.papers.verdict import ENOUGH, NOISE, Verdict
+from research.papers import plots
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Finding
+from research.papers.datasets import ALL
+from research.papers.verdict import ENOUGH, NOISE, Verdict
 
 WIDTH = 60
 HEAD = """# Five papers' figures, and ours
@@ -30,7 +30,7 @@ HEAD = """# Five papers' figures, and ours
 | **refuted** | no gain, or the reverse; {noise:.0%} either way is noise |
 
 The systems with which papers compare are scheduling policies here, on the same simulated engine. On colocated
-instances, vLLM is `prompts-first` (in `benchmarks/papers/baselines.py`) where the paper's computed prompts in
+instances, vLLM is `prompts-first` (in `research/papers/baselines.py`) where the paper's computed prompts in
 iterations of their own. Where it cut them into chunks, it is `fcfs`. DistServe is `fcfs` on separate instances, and
 FastGen and Sarathi-Serve are `sarathi`. Except beside AlignedServe, these compute again what they preempt, as vLLM
 does. The papers' own policies are ours as they are, and keep that KV. Our figures are medians of the seeds. `--quick`
@@ -66,7 +66,7 @@ def write(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]], out: P
 
 
 def markdown(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]]) -> str:
-    commands = "```sh\n" + "\n".join(str(run["command"]) for run in runs) + "\n```"
+    commands = "```sh\n" + "\n".join(_today(run["command"]) for run in runs) + "\n```"
     said = "\n".join(
         f"- {run['date']} at {str(run['commit'])[:12]}, {run['num_cpus']} cores, {run['minutes']} minutes"
         for run in runs
@@ -78,6 +78,11 @@ def markdown(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]]) -> 
     head = HEAD.format(commands=commands, runs=said, counts=counted, enough=ENOUGH, noise=NOISE)
     sections = [_section(name, findings) for name in PAPERS if any(each.paper == name for each in findings)]
     return "\n".join([head, "![Claims by verdict](papers.png)\n", *sections, _datasets()])
+
+
+def _today(command: str) -> str:
+    """Returns the command under its name of today. Runs until November 2026 have an older one."""
+    return command.replace("benchmarks.papers", "research.papers")
 
 
 def _section(name: str, findings: Sequence[Finding]) -> str:

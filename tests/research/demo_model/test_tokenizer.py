@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.demo.tasks import TASKS
-from alignedserve.demo.tokenizer import build_tokenizer
 from alignedserve.demo.vocabulary import PIECES, SPECIAL_TOKENS, num_tokens
+from research.demo_model.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

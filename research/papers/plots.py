@@ -7,9 +7,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Finding
-from benchmarks.papers.verdict import Verdict
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Finding
+from research.papers.verdict import Verdict
 
 COLORS = {
     Verdict.REPRODUCED: "tab:green",

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from string import Formatter
 
-from benchmarks.papers.verdict import Verdict
+from research.papers.verdict import Verdict
 
 Numbers = Mapping[str, float]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import accelgen, aligned_serve, alise, apt_serve, bros
-from benchmarks.papers.claim import Paper
+from research.papers import accelgen, aligned_serve, alise, apt_serve, bros
+from research.papers.claim import Paper
 
 PAPERS: dict[str, Paper] = {
     paper.name: paper

@@ -31,10 +31,10 @@ from alignedserve.sim.trace import Arrival, Lengths, read_azure_trace
 from alignedserve.timing.cost import Attention
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.timing.estimate import Estimate
-from benchmarks.papers import timed
-from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import AZURE, LONGBENCH, SHAREGPT, SYNTHETIC, Dataset, at_rate
-from benchmarks.papers.figures import (
+from research.papers import timed
+from research.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
+from research.papers.datasets import AZURE, LONGBENCH, SHAREGPT, SYNTHETIC, Dataset, at_rate
+from research.papers.figures import (
     iterations,
     loaded,
     quantile,
@@ -42,8 +42,8 @@ from benchmarks.papers.figures import (
     tokens_between,
     ttft_s,
 )
-from benchmarks.papers.machines import FITS, NEVER, ONE_GPU, scheduling
-from benchmarks.papers.verdict import Verdict, at_least, at_most, gain, together
+from research.papers.machines import FITS, NEVER, ONE_GPU, scheduling
+from research.papers.verdict import Verdict, at_least, at_most, gain, together
 
 MAX_MODEL_LEN = 16_384
 # Requests per second: more than any policy can decode on two GPUs.

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from alignedserve.demo import tasks
-from alignedserve.demo.recipe import TrainingStage
 from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, TaskExample, TaskQuestion
 from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, SYSTEM, USER
 from alignedserve.demo.words import pronounceable
+from research.demo_model.recipe import TrainingStage
 
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
 

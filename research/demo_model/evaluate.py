@@ -1,4 +1,4 @@
-"""Evaluates a demo model on held-out prompts, with transformers: `python -m alignedserve.demo.evaluate [DIR]`."""
+"""Evaluates a demo model on held-out prompts, with transformers: `python -m research.demo_model.evaluate [DIR]`."""
 
 from __future__ import annotations
 

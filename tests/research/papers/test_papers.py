@@ -13,17 +13,17 @@ from msgspec import structs
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.sim.trace import Arrival, Lengths
-from benchmarks.papers import accelgen, aligned_serve, baselines, bros, timed
-from benchmarks.papers.__main__ import main
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Claim, Size, finding
-from benchmarks.papers.datasets import ACCELGEN_MIX, SHAREGPT
-from benchmarks.papers.figures import iterations, quantile
-from benchmarks.papers.machines import ONE_GPU, slower, with_memory
-from benchmarks.papers.page import markdown, terminal
-from benchmarks.papers.record import Record
-from benchmarks.papers.run import tasks
-from benchmarks.papers.verdict import Verdict, gain
+from research.papers import accelgen, aligned_serve, baselines, bros, timed
+from research.papers.__main__ import main
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Claim, Size, finding
+from research.papers.datasets import ACCELGEN_MIX, SHAREGPT
+from research.papers.figures import iterations, quantile
+from research.papers.machines import ONE_GPU, slower, with_memory
+from research.papers.page import markdown, terminal
+from research.papers.record import Record
+from research.papers.run import tasks
+from research.papers.verdict import Verdict, gain
 
 ALISE_LATENCY = "reduction of the mean response latency, compared with order of arrival"
 CLAIM = Claim(

@@ -14,13 +14,13 @@ from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
-from benchmarks.papers import timed
-from benchmarks.papers.baselines import AGAIN, PROMPTS_FIRST
-from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import HUMANEVAL, LONGBENCH_APT, SHAREGPT, Dataset
-from benchmarks.papers.figures import meets
-from benchmarks.papers.machines import FITS, LARGE_MODEL, ONE_GPU, colocated, scheduling, with_memory
-from benchmarks.papers.verdict import Verdict, amount, at_most, gain, together
+from research.papers import timed
+from research.papers.baselines import AGAIN, PROMPTS_FIRST
+from research.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
+from research.papers.datasets import HUMANEVAL, LONGBENCH_APT, SHAREGPT, Dataset
+from research.papers.figures import meets
+from research.papers.machines import FITS, LARGE_MODEL, ONE_GPU, colocated, scheduling, with_memory
+from research.papers.verdict import Verdict, amount, at_most, gain, together
 
 NUM_REQUESTS = 1000
 # Half of them for a search of the highest rate, which simulates them about 10 times for each system and share.

@@ -16,20 +16,20 @@ from alignedserve.sim.lifetime import DecodeIteration
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.timing.estimate import Estimate
-from benchmarks.papers import timed
-from benchmarks.papers.baselines import AGAIN, PROMPTS_FIRST, ROUND_ROBIN
-from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import BE_SYNTHETIC, LMSYS, SHAREGPT, Dataset
-from benchmarks.papers.figures import (
+from research.papers import timed
+from research.papers.baselines import AGAIN, PROMPTS_FIRST, ROUND_ROBIN
+from research.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
+from research.papers.datasets import BE_SYNTHETIC, LMSYS, SHAREGPT, Dataset
+from research.papers.figures import (
     iterations,
     normalized_latency_s,
     share_of_tpot,
     share_of_ttft,
     tokens_between,
 )
-from benchmarks.papers.hybrid import beside_jobs
-from benchmarks.papers.machines import FITS, TWO_GPUS, colocated, scheduling, with_memory
-from benchmarks.papers.verdict import NOISE, Verdict, amount, at_most, gain, together
+from research.papers.hybrid import beside_jobs
+from research.papers.machines import FITS, TWO_GPUS, colocated, scheduling, with_memory
+from research.papers.verdict import NOISE, Verdict, amount, at_most, gain, together
 
 SLO = Objectives(0.4, 0.2)
 DATASETS = {"sharegpt": SHAREGPT, "lmsys": LMSYS}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Experiment, Numbers, Size
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Experiment, Numbers, Size
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import papers
 from benchmarks.harness import FOLDER, ROOT, facts, parser_of, progress, say
-from benchmarks.papers import page
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Size
-from benchmarks.papers.record import Record
-from benchmarks.papers.run import Done, Measured, Task, run, tasks
+from research import papers
+from research.papers import page
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Size
+from research.papers.record import Record
+from research.papers.run import Done, Measured, Task, run, tasks
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ import random
 from alignedserve.cli.predict_lengths import WORDS, _demo_tasks, _read
 from alignedserve.lengths.evaluate import evaluate
 from alignedserve.lengths.predictor import Predictor, make_encoder
-from benchmarks.papers.claim import Numbers, Size
+from research.papers.claim import Numbers, Size
 
 NUM_ANSWERS = 5000
 LEARNED = 0.8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.verdict import Verdict, amount, at_least, at_most, gain, together
+from research.papers.verdict import Verdict, amount, at_least, at_most, gain, together
 
 
 @pytest.mark.parametrize(

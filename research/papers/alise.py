@@ -15,13 +15,13 @@ from alignedserve.sim.model_kv import with_kv
 from alignedserve.sim.report import latency_of
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival
-from benchmarks.papers import lengths
-from benchmarks.papers.baselines import AGAIN, PROMPTS_FIRST
-from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import ALPACA, SHAREGPT, Dataset
-from benchmarks.papers.figures import normalized_latency_s
-from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_memory
-from benchmarks.papers.verdict import NOISE, Verdict, amount, at_least, at_most, gain, together
+from research.papers import lengths
+from research.papers.baselines import AGAIN, PROMPTS_FIRST
+from research.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
+from research.papers.datasets import ALPACA, SHAREGPT, Dataset
+from research.papers.figures import normalized_latency_s
+from research.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_memory
+from research.papers.verdict import NOISE, Verdict, amount, at_least, at_most, gain, together
 
 MAX_MODEL_LEN = 4096
 # Seconds per answer token: the paper's limit.
@@ -227,7 +227,7 @@ RECOMPUTED = mode_claim("recompute", "its deletion and recomputation", 2.8)
 # One pool larger than the rates above need, and one smaller.
 POOLS = {"wide": 1e12, "narrow": 20e9}
 # The results of benchmarks/int8_kv.py for answers.
-ANSWERS = Path(__file__).parent.parent / "results" / "int8_kv.json"
+ANSWERS = Path(__file__).parents[2] / "benchmarks" / "results" / "int8_kv.json"
 # The most points of exact answers that INT8 may cost: that benchmark's target.
 MOST_LOST = 0.3
 # The seconds in which requests arrive, also without --quick. A queue of thousands takes an hour to simulate.

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from alignedserve.sim.trace import rate_of
-from benchmarks.papers.datasets import (
+from research.papers.datasets import (
     ACCELGEN_MIX,
     ALL,
     BE_SYNTHETIC,

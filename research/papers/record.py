@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Claim, Finding, Numbers, finding, tells
-from benchmarks.papers.run import Task
-from benchmarks.papers.verdict import Verdict
+from research.papers.catalogue import PAPERS
+from research.papers.claim import Claim, Finding, Numbers, finding, tells
+from research.papers.run import Task
+from research.papers.verdict import Verdict
 
 
 def _said(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from alignedserve.scheduling.policy import DecodePart, Policy
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.estimate import Estimate
-from benchmarks.papers.figures import quantile
+from research.papers.figures import quantile
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ from alignedserve.sim.report import Objectives, latency_of
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.estimate import Estimate
-from benchmarks.papers import timed
-from benchmarks.papers.baselines import AGAIN
-from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import ACCELGEN_MIX, Dataset, Lognormal
-from benchmarks.papers.figures import iterations, share_within, ttft_s
-from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, slower, with_kv
-from benchmarks.papers.verdict import amount, at_most, gain, together
+from research.papers import timed
+from research.papers.baselines import AGAIN
+from research.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
+from research.papers.datasets import ACCELGEN_MIX, Dataset, Lognormal
+from research.papers.figures import iterations, share_within, ttft_s
+from research.papers.machines import FITS, ONE_GPU, colocated, scheduling, slower, with_kv
+from research.papers.verdict import amount, at_most, gain, together
 
 KV_BYTES = 12e9
 MAX_MODEL_LEN = 10_240

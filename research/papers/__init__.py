@@ -1,6 +1,6 @@
 """The main figures of five papers compared with ours: the claim, our figure, how it was obtained, and a verdict.
 
-    python -m benchmarks.papers [--quick] [--paper NAME] --out benchmarks/results
+    python -m research.papers [--quick] [--paper NAME] --out benchmarks/results
 
 The papers are AlignedServe, ALISE, BROS, AccelGen and Apt-Serve. Each one has a file with its claims as data and the
 experiments that measure them. They run in simulation, or live on this machine if they need CPU time and no GPU.

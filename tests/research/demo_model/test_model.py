@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer
 
 from alignedserve.demo import MODEL_DIR
-from alignedserve.demo.evaluate import Answerer, held_out
-from alignedserve.demo.tokenizer import build_tokenizer
+from research.demo_model.evaluate import Answerer, held_out
+from research.demo_model.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

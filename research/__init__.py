@@ -1,0 +1,1 @@
+"""What papers claim, and the training of the demo model: nothing that the product imports."""

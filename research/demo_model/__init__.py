@@ -1,0 +1,1 @@
+"""Trains and evaluates the demo model, which is in `alignedserve/demo`."""
