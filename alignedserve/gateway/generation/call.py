@@ -176,7 +176,7 @@ class Call(msgspec.Struct, Generic[Spec], frozen=True, kw_only=True):
     # The token ids of each prompt, packed: lists take long to encode and decode.
     prompts: list[bytes]
     spec: Spec
-    # The service that the body asks for, and then the one that the call has (service.py).
+    # The tier that the body asks for, and then the one that the call has (service.py).
     service_tier: ServiceTier | None
     ttft_ms: float | None
     tbt_ms: float | None = None

@@ -1,4 +1,4 @@
-"""Answers a prepared call, from a client or a line of a batch job: makes its generation and sends what that yields."""
+"""Answers a call, from a client or a line of a batch job: makes its generation and sends what that yields."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class RequestBuilder:
 
     async def build(self, call: Call[Any]) -> tuple[Generation, ResponseBuilder]:
         """Returns a generation that is not started. The call has its service (service.py)."""
+        assert call.service_tier
         request = call.request
-        await self._compile(call.request.params, call.structure_name, request.owner)
+        await self._compile(request.params, call.structure_name, request.owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
-        predictions = await self.lengths.predict(prompts, call.request.params, request.tier, request.owner)
+        predictions = await self.lengths.predict(prompts, request.params, request.tier, request.owner)
         model = self.model.answering_as(request.adapter)
         generation = Generation(call, self.islands, model, prompts, predictions, self.seeds)
         answering = CallContext(model, str(call.service_tier), prompts, int(time.time()))

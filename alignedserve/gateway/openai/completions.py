@@ -313,7 +313,7 @@ def chat(body: ChatBody, model: ServedModel, limits: CallLimits) -> Call[ChatSpe
     with body.naming():
         conversation = body.conversation()
         call = chat_call(body, conversation, model, limits, ChatSpec(shown=_shown(body, body.num_logprobs)))
-        # What the last message says is valid once the prompt is rendered.
+        # The last message is checked when the prompt is rendered.
         return replace(call, spec=replace(call.spec, echo=conversation.begun)) if body.echo else call
 
 

@@ -1,7 +1,7 @@
 """The tools and the tool choice of a request, and how they constrain the output.
 
 A forced call is a structured output: the arguments if the tool is named, and a list of calls otherwise. If the model
-may choose, its text is parsed by the format of its chat template (families.py). A grammar constrains it too if a
+may choose, its text is parsed by the format of its chat template (reading.py). A grammar constrains it too if a
 function is `strict` or at most one call is allowed, unless the client asks for another format.
 """
 

@@ -36,7 +36,7 @@ class CallFormat:
     shown: Sequence[str]
     # The grammar that constrains calls.
     family: Callable[[SpecialId], Family]
-    # What is read: marks, tags, or whatever the reader does that is made here.
+    # Marks or tags that its reader looks for, or a function that makes a reader.
     written: Marks | Keyed | Callable[[Types], Reader]
     # What the reader needs of the tools: their names, or the types of their parameters as well.
     needs: Literal["nothing", "names", "types"] = "nothing"
@@ -131,13 +131,13 @@ class TextReading(msgspec.Struct, frozen=True):
 
     def _answer_reader(self) -> Reader:
         match self.name:
-            case "text":
+            case _ if self.name == TEXT:
                 return TextReader()
-            case "named":
+            case _ if self.name == NAMED:
                 return NamedReader(self.tool)
-            case "json":
+            case _ if self.name == JSON:
                 return JsonReader()
-            case "harmony" if self.tool:
+            case _ if self.name == HARMONY and self.tool:
                 # As with a named reader, a forced call ends with "stop".
                 return HarmonyReader(self.types.keys(), "stop")
         return _BY_NAME[self.name].new_reader(self.types)

@@ -42,7 +42,7 @@ class JobApi(ABC, Generic[Asked]):
     # Whether each API key sees the jobs of all keys.
     is_shared: bool
 
-    # The start of an id, the ids that it finds, and the parameter that has one.
+    # How an id begins, which ids are looked up, and the name of the path's parameter.
     id_prefix: ClassVar[str]
     ids: ClassVar[re.Pattern[str]]
     param: ClassVar[str]

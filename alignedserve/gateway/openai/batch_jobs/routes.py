@@ -33,7 +33,7 @@ _ONE = f"{BATCHES.path}/{{batch_id}}"
 
 @dataclass(frozen=True)
 class BatchApi(JobApi[AskedBatch]):
-    # Those that lines may call.
+    # Routes that lines may call.
     endpoints: Sequence[str]
     # Input files that need no upload.
     placed_inputs: PlacedInputs

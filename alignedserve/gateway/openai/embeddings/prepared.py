@@ -233,7 +233,7 @@ def _call(
             seed=0,
             arrival_s=0.0,
             cache_salt=body.cache_salt or "",
-            # The gateway knows which one.
+            # The gateway fills it in.
             pooling=POOLINGS[0],
             adapter=model.adapter_of(body.model),
         ),
