@@ -114,9 +114,10 @@ def buffers(log: str) -> float | None:
 def write_directory(path: Path, found: Location, directory: Path) -> None:
     """Writes a file's weights in bfloat16, and its tokenizer, as a Hugging Face directory."""
     code = (
-        "import sys, torch; from transformers import AutoModelForCausalLM; folder, name, out = sys.argv[1:];"
-        "model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16);"
-        "model.save_pretrained(out)"
+        "import sys, torch; from transformers import AutoModelForCausalLM, GgufConfig;"
+        "folder, name, out = sys.argv[1:]; plain = GgufConfig(dequantize=True);"
+        "model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, quantization_config=plain,"
+        " dtype=torch.bfloat16); model.save_pretrained(out)"
     )
     subprocess.run([sys.executable, "-c", code, str(path.parent), path.name, str(directory)], check=True)
     assert found.directory
