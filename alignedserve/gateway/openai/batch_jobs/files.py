@@ -161,8 +161,8 @@ async def content_of(contents: Contents, file: FileRecord) -> AsyncIterator[byte
 
 
 class Upload:
-    """A file that is being uploaded. Whole chunks are written to the store; the rest waits in `FileWriter`. If the context ends
-    with an error, the upload is dropped, and StoreFull becomes an ApiError."""
+    """A file that is being uploaded. Whole chunks are written to the store; the rest waits in `FileWriter`. If the
+    context ends with an error, the upload is dropped, and StoreFull becomes an ApiError."""
 
     def __init__(self, store: Store, contents: Contents, owner: str, max_bytes: int) -> None:
         self._store = store
