@@ -318,7 +318,10 @@ class BlockTable:
         return len(self._pulling) + len(self._running) + len(self._leaving) + len(self._dying)
 
     def __getitem__(self, key: RequestKey) -> ScheduledRequest:
-        return next(requests[key] for requests in self._places if key in requests)
+        for requests in self._places:
+            if key in requests:
+                return requests[key]
+        raise KeyError(key)
 
     def check(self) -> None:
         self.ends.check()

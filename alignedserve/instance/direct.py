@@ -15,7 +15,7 @@ from alignedserve.types import BlockId
 
 class DirectEngine:
     def __init__(self, engine: Engine) -> None:
-        """`engine`: without requests. It has no other memory meanwhile."""
+        """`engine`: without requests. Nothing else may give its blocks to requests meanwhile."""
         self.engine = engine
         self.memory = BlockManager(engine.num_blocks, replace(engine.span, window=0))
 
@@ -24,7 +24,11 @@ class DirectEngine:
         free."""
         request = self.engine.adopt(new)
         self.memory.share(new.held, block_hashes)
-        self._grow(request, new.num_tokens)
+        try:
+            self._grow(request, new.num_tokens)
+        except RuntimeError:
+            self.release(request)
+            raise
         return request
 
     def join(self, request: Request) -> None:

@@ -1,8 +1,9 @@
 """The KV blocks of an instance: which are free, and which ones each owner holds. Pure: it has ids, and no bytes.
 
 The schedule owns it, and its plans change it at once: `reserve` promises blocks, and `settle` gives them when the plan
-is complete. So all prompts that start in one plan find what they share, before any of them takes a block that another
-would find. An engine only reads which blocks a request has (`kv/held.py`).
+is complete. So prompts that start in one plan find what they share, before any of them takes a block that another
+would find. Only a plan that shares blocks from both ends settles earlier, because the ends need places. An engine only
+reads which blocks a request has (`kv/held.py`).
 
 A full block may be published under the hash of all tokens up to its end (`scheduling/prefixes.py`). Several owners
 can then hold it. After its last owner has released it, it is kept: it counts as free but is taken last. A request with
@@ -60,9 +61,11 @@ class BlockManager:
         self.count_as(span or KvSpan(block_size=1), counts_once)
 
     def count_as(self, span: KvSpan, counts_once: bool) -> None:
-        """Takes the span of all owners from here on, and how shared blocks count. No owner may hold any. What is kept
-        stays. With a window, each owner counts: one that passes a shared block gets another block at once, although
+        """Takes the span of all owners from here on, and how shared blocks count. Raises RuntimeError while an owner
+        holds blocks. What is kept stays. With a window, each owner counts: one that passes a shared block gets another block at once, although
         none becomes free."""
+        if self._owners:
+            raise RuntimeError(f"{len(self._owners)} owners hold blocks, and their span is to change")
         self.span, self.counts_once = span, counts_once and not span.window
         # Whether an owner has exactly one block per column.
         self._is_plain = not span.window and span.num_groups == 1
@@ -354,6 +357,8 @@ class BlockManager:
 
         Skips a hash that another block has, and a block that is passed.
         """
+        if not held.groups:
+            raise RuntimeError(f"{len(block_hashes)} hashes are to be published, and their owner holds no blocks")
         for group, (blocks, published) in enumerate(zip(held.groups, self._published, strict=False)):
             for block, block_hash in zip(islice(blocks, first, None), block_hashes, strict=False):
                 if block_hash not in published and block != NO_BLOCK:
