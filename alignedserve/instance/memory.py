@@ -62,8 +62,8 @@ class BlockManager:
 
     def count_as(self, span: KvSpan, counts_once: bool) -> None:
         """Takes the span of all owners from here on, and how shared blocks count. Raises RuntimeError while an owner
-        holds blocks. What is kept stays. With a window, each owner counts: one that passes a shared block gets another block at once, although
-        none becomes free."""
+        holds blocks. What is kept stays. With a window, each owner counts: one that passes a shared block gets another
+        block at once, although none becomes free."""
         if self._owners:
             raise RuntimeError(f"{len(self._owners)} owners hold blocks, and their span is to change")
         self.span, self.counts_once = span, counts_once and not span.window
