@@ -66,7 +66,9 @@ def servers_of(
     the weights for vLLM, which is left out without a Python."""
 
     def own(name: str) -> dict[str, str]:
-        return {"XDG_CACHE_HOME": str(cache / name), "VLLM_CACHE_ROOT": str(cache / name)}
+        # torch compiles there, and splits paths at spaces.
+        folder = str(cache / name.replace(" ", "-").replace(",", ""))
+        return {"XDG_CACHE_HOME": folder, "VLLM_CACHE_ROOT": folder}
 
     ours = [
         sys.executable,

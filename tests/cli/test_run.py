@@ -41,7 +41,14 @@ def test_in_a_terminal_it_is_a_chat_that_ends_with_the_server() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_its_server_ends_however_it_ends(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "alignedserve", "run", "demo", "--dtype", "float32"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # pytest may have been started under nohup.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    ) as process:
         assert process.stdin and process.stdout
         process.stdin.write("Count from 7 to 12.\n")
         process.stdin.flush()
