@@ -46,9 +46,9 @@ _SIGINT = 130
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
 # Processes neither crash nor hang in the simulation.
-@options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
+@options_of(RouterConfig, without=["link", "orphan_s", "silence_s"], groups={"instances": "cluster"})
 # `be_share` is a share of the traffic here: see be_min_share.
-@options_of(SchedulingConfig, without=["policy", "be_share"])
+@options_of(SchedulingConfig, without=["policy", "be_share"], groups={"latency": "expert"})
 def command(model: str | None, output: Path | None, plot: Path | None, **options: Any) -> None:
     """Simulate a cluster under a trace or synthetic traffic, and compare policies and numbers of instances.
 
