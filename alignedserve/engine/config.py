@@ -1,7 +1,5 @@
 """The configuration of an engine. It is frozen. Values measured at start-up, such as the number of blocks, are stored
-with their owner.
-
-The text beside a field is its help on the command line.
+with their owner. The text beside a field is its help on the command line, in a group (`options_of` in cli/options.py).
 """
 
 from __future__ import annotations
