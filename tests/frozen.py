@@ -15,7 +15,9 @@ def _commit_and_names() -> tuple[str, frozenset[str]]:
     text = PAGE.read_text()
     (commit,) = re.findall(r"^git worktree add \.\./frozen (\w+)$", text, re.MULTILINE)
     cells = re.findall(r"^\|[^|]*\| (`[^|]*), frozen \|", text, re.MULTILINE)
-    return commit, frozenset(f"benchmarks.{name}" for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+    return commit, frozenset(
+        f"benchmarks.{name}" for cell in cells for name in re.findall(r"`([^`]+)`", cell)
+    )
 
 
 COMMIT, NAMES = _commit_and_names()

@@ -1,4 +1,4 @@
-"""Every benchmark that a page or a docstring names is a module that runs, as far as to its `--help`, or a frozen one."""
+"""Every benchmark that a page or a docstring names runs, as far as to its `--help`, or is frozen."""
 
 from __future__ import annotations
 
