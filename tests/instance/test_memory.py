@@ -110,7 +110,8 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
                 assert blocks.num_free == before - num_shared + num_already
                 assert blocks.num_shared(held) == num_already
         elif call == "name":
-            blocks.publish(held, 0, prompt[: min(count, num_held)])
+            if held.groups:
+                blocks.publish(held, 0, prompt[: min(count, num_held)])
         elif call == "forget":
             blocks.forget_all()
             assert blocks.num_known(prompt) == 0
@@ -395,7 +396,8 @@ def test_no_sequence_of_calls_with_groups_loses_a_block_or_mistakes_one(
             assert blocks.num_free >= before
             blocks.settle()
         elif call == "publish":
-            blocks.publish(owner, 0, prompt[: min(count, *map(len, held))])
+            if owner.groups:
+                blocks.publish(owner, 0, prompt[: min(count, *map(len, held))])
         elif call == "forget":
             blocks.forget_all()
             assert blocks.num_free == before

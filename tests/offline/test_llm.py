@@ -212,15 +212,17 @@ def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.Monkey
     llm.instance.check_idle()
 
 
-@pytest.mark.parametrize(("owner", "method"), [("_table", "enter"), ("_table", "leave"), ("_blocks", "free")])
+@pytest.mark.parametrize("method", ["enter", "leave", "free"])
 def test_an_interrupt_halfway_through_a_move_leaves_nothing(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, owner: str, method: str
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
+    owner = llm.instance._worker.memory if method == "free" else llm.engine._table
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(getattr(llm.engine, owner), method, interrupt)
+        patch.setattr(owner, method, interrupt)
         llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
     llm.instance.check_idle()
     [result] = llm.chat(ALPHABET, GREEDY, use_tqdm=False)
