@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.timing.deadlines import Deadlines
-from alignedserve.types import RequestKey
+from alignedserve.scheduling.views import BoundaryView, RequestView
 
 # ---- decode and colocated instances ----------------------------------------------------------------------------------
 
 
-class DecodeRequest(Protocol):
+class DecodeRequest(RequestView, Protocol):
     """A request that runs, or is to run, at a decode instance. See `decode_worker/scheduled_request.py` for more."""
 
     # Free for the policy's own data, as long as the request is here.
     mark: Any
-
-    @property
-    def key(self) -> RequestKey: ...
-
-    @property
-    def is_rt(self) -> bool: ...
-
-    @property
-    def deadlines(self) -> Deadlines: ...
 
     @property
     def is_embedding(self) -> bool:
@@ -39,10 +28,6 @@ class DecodeRequest(Protocol):
     @property
     def batch(self) -> int:
         """The number of its batch, greater for later batches; 0: it belongs to none."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of its prompt and output."""
 
     @property
     def num_read(self) -> int:
@@ -65,9 +50,6 @@ class DecodeRequest(Protocol):
         """Whether it has KV in the pool because it had to leave, and not because other prompts begin like it."""
 
     @property
-    def num_blocks(self) -> int: ...
-
-    @property
     def num_columns(self) -> int:
         """The number of columns of its blocks (see `kv/span.py`), passed ones included."""
 
@@ -81,9 +63,6 @@ class DecodeRequest(Protocol):
         """Whether it keeps the inputs of layers in place of KV. Its blocks then hold twice as many tokens. In each
         iteration that it runs in, K and V of all its earlier tokens are computed from the inputs. It can be dropped,
         but not evicted."""
-
-    @property
-    def num_output(self) -> int: ...
 
     @property
     def num_brought(self) -> int:
@@ -113,14 +92,8 @@ class DecodeRequest(Protocol):
 AnyDecode = TypeVar("AnyDecode", bound=DecodeRequest)
 
 
-class DecodeBoundary(Protocol):
+class DecodeBoundary(BoundaryView, Protocol):
     """A policy's view of an instance that decodes."""
-
-    @property
-    def limits(self) -> InstanceLimits: ...
-
-    @property
-    def now(self) -> float: ...
 
     # ---- the requests here -------------------------------------------------------------------------------------------
 
@@ -160,16 +133,6 @@ class DecodeBoundary(Protocol):
         """Returns whether the policy ordered the request's eviction at the last boundary already."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
-
-    @property
-    def num_free_blocks(self) -> int: ...
-
-    @property
-    def num_free_slots(self) -> int: ...
-
-    @property
-    def num_blocks_to_come(self) -> int:
-        """Blocks of leaving requests. They become free when the KV has been copied."""
 
     @property
     def num_lendable_blocks(self) -> int:
@@ -228,10 +191,6 @@ class DecodeBoundary(Protocol):
         """Plans `num_tokens` of the pending tokens. With all of them, the request samples a token. Returns False like
         `run`."""
 
-    @property
-    def num_tokens_left(self) -> int:
-        """The number of tokens that the iteration may still compute."""
-
     def hold(self, seconds: float) -> None:
         """Runs nothing for this time, unless something happens before."""
 
@@ -239,20 +198,11 @@ class DecodeBoundary(Protocol):
 # ---- prefill instances -----------------------------------------------------------------------------------------------
 
 
-class PrefillRequest(Protocol):
+class PrefillRequest(RequestView, Protocol):
     """A prompt at a prefill instance, or a decode instance's candidate that is staged there."""
 
     @property
-    def key(self) -> RequestKey: ...
-
-    @property
     def owner(self) -> str: ...
-
-    @property
-    def is_rt(self) -> bool: ...
-
-    @property
-    def deadlines(self) -> Deadlines: ...
 
     @property
     def ttft_s(self) -> float | None:
@@ -263,36 +213,20 @@ class PrefillRequest(Protocol):
         """When it was first seen here."""
 
     @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the prompt, and of the output so far if the request continues."""
-
-    @property
     def num_computed(self) -> int: ...
 
     @property
     def num_pending(self) -> int: ...
 
     @property
-    def num_output(self) -> int: ...
-
-    @property
     def predicted_len(self) -> int:
         """The predicted number of output tokens; 0: unknown."""
-
-    @property
-    def num_blocks(self) -> int: ...
 
 
 AnyPrefill = TypeVar("AnyPrefill", bound=PrefillRequest)
 
 
-class PrefillBoundary(Protocol):
-    @property
-    def limits(self) -> InstanceLimits: ...
-
-    @property
-    def now(self) -> float: ...
-
+class PrefillBoundary(BoundaryView, Protocol):
     # ---- the requests here -------------------------------------------------------------------------------------------
 
     @property
@@ -329,22 +263,8 @@ class PrefillBoundary(Protocol):
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
-    @property
-    def num_free_blocks(self) -> int: ...
-
-    @property
-    def num_blocks_to_come(self) -> int:
-        """Blocks of prompts that are being preempted."""
-
-    @property
-    def num_free_slots(self) -> int: ...
-
     def blocks_for(self, request: PrefillRequest) -> int:
         """Returns the number of blocks that it needs to start, or to be staged."""
-
-    @property
-    def num_tokens_left(self) -> int:
-        """The number of tokens that the iteration may still compute."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 

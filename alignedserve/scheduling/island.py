@@ -7,27 +7,18 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from alignedserve.protocol.messages import DecodeReport, Hello
-from alignedserve.timing.deadlines import Deadlines
+from alignedserve.scheduling.views import RequestView
 from alignedserve.types import InstanceId, RequestKey
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
-class RoutedRequest(Protocol):
+class RoutedRequest(RequestView, Protocol):
     """The fields are explained at `router/requests.py`."""
-
-    @property
-    def key(self) -> RequestKey: ...
 
     @property
     def owner(self) -> str:
         """The owner of its API key. The queues give owners turns, so policies need not look at it."""
-
-    @property
-    def is_rt(self) -> bool: ...
-
-    @property
-    def deadlines(self) -> Deadlines: ...
 
     @property
     def arrived_s(self) -> float: ...
@@ -35,13 +26,6 @@ class RoutedRequest(Protocol):
     @property
     def since_s(self) -> float:
         """When it entered its phase: seconds on the router's clock."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of its prompt and output."""
-
-    @property
-    def num_output(self) -> int: ...
 
     @property
     def num_cached(self) -> int:
@@ -58,10 +42,6 @@ class RoutedRequest(Protocol):
     @property
     def num_reusable(self) -> int:
         """The number of tokens with KV that a prefill instance could load from the pool."""
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of its blocks in the pool, each a whole column."""
 
     @property
     def expected_at(self) -> InstanceId | None:
