@@ -62,8 +62,8 @@ class BlockManager:
 
     def count_as(self, span: KvSpan, counts_once: bool) -> None:
         """Takes the span of all owners from here on, and how shared blocks count. Raises RuntimeError while an owner
-        holds blocks. What is kept stays. With a window, each owner counts: one that passes a shared block gets another block at once, although
-        none becomes free."""
+        holds blocks. What is kept stays. With a window, each owner counts: one that passes a shared block gets another
+        block at once, although none becomes free."""
         if self._owners:
             raise RuntimeError(f"{len(self._owners)} owners hold blocks, and their span is to change")
         self.span, self.counts_once = span, counts_once and not span.window
@@ -358,7 +358,9 @@ class BlockManager:
         Skips a hash that another block has, and a block that is passed.
         """
         if not held.groups:
-            raise RuntimeError(f"{len(block_hashes)} hashes are to be published, and their owner holds no blocks")
+            raise RuntimeError(
+                f"{len(block_hashes)} hashes are to be published, and their owner holds no blocks"
+            )
         for group, (blocks, published) in enumerate(zip(held.groups, self._published, strict=False)):
             for block, block_hash in zip(islice(blocks, first, None), block_hashes, strict=False):
                 if block_hash not in published and block != NO_BLOCK:
