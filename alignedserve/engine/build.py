@@ -103,9 +103,11 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None
     dtype = TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
     options = _cuda_options(config)
-    ops = make_ops(
-        config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization, ranks
-    )
+    backend = config.attention_backend
+    if backend == "auto" and model_config.has_state:
+        # No other one has kernels for these layers.
+        backend = "torch"
+    ops = make_ops(backend, device, dtype, model_config.head_dim, options, config.quantization, ranks)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     # The operations copy the adapters' tensors, on any device.
     weights = with_adapters(weights, config.adapters, config.max_lora_rank, config.num_adapter_places)

@@ -70,7 +70,7 @@ def block_format(
     config: EngineConfig, model_config: ModelConfig, dtype: str, share_blocks: bool = False
 ) -> BlockFormat:
     groups = choose_layer_groups(config, model_config, share_blocks)
-    return BlockFormat(
+    form = BlockFormat(
         groups.num_layers,
         config.block_size,
         max(model_config.num_kv_heads // config.tensor_parallel_size, 1),
@@ -79,7 +79,14 @@ def block_format(
         KV_CACHE_DTYPES[config.kv_cache_dtype],
         num_ranks=config.tensor_parallel_size,
         num_groups=groups.num_groups,
+        has_state=groups.has_state,
     )
+    if form.layer_bytes < (needed := max(model_config.state_bytes, default=0)):
+        raise ValueError(
+            f"block_size={config.block_size}: a layer of a block has {form.layer_bytes} bytes, and a state of this "
+            f"model needs {needed}: must be at least {-(-needed * config.block_size // form.layer_bytes)}"
+        )
+    return form
 
 
 def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompts: bool) -> KvSpan:
@@ -92,8 +99,11 @@ def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompt
 
 def choose_layer_groups(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> LayerGroups:
     """The layer groups of an instance. An instance that holds blocks for all tokens has all layers in one group."""
-    found = layer_groups(model_config.sliding_windows, model_config.num_layers)
-    is_short = found.window >= choose_max_model_len(config, model_config)
+    found = layer_groups(model_config.windows, model_config.num_layers, model_config.has_state)
+    if found.has_state and (config.hidden_cache or share_blocks):
+        setting = "hidden_cache" if config.hidden_cache else "share_blocks"
+        raise ValueError(f"{setting}: this model has layers with a state, which have no K and V")
+    is_short = not found.has_state and found.window >= choose_max_model_len(config, model_config)
     return one_group(model_config.num_layers) if config.hidden_cache or share_blocks or is_short else found
 
 
@@ -118,6 +128,8 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     setting = f"tensor_parallel_size={size}"
     if config.hidden_cache:
         raise ValueError(f"{setting}: hidden_cache needs instances of one rank")
+    if model_config.has_state:
+        raise ValueError(f"{setting}: this model has layers with a state, which run on one rank")
     kv_heads = model_config.num_kv_heads
     if kv_heads % size and size % kv_heads:
         raise ValueError(f"{setting}: the model's {kv_heads} KV heads can't be divided among {size} ranks")

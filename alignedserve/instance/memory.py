@@ -358,7 +358,9 @@ class BlockManager:
         Skips a hash that another block has, and a block that is passed.
         """
         if not held.groups:
-            raise RuntimeError(f"{len(block_hashes)} hashes are to be published, and their owner holds no blocks")
+            raise RuntimeError(
+                f"{len(block_hashes)} hashes are to be published, and their owner holds no blocks"
+            )
         for group, (blocks, published) in enumerate(zip(held.groups, self._published, strict=False)):
             for block, block_hash in zip(islice(blocks, first, None), block_hashes, strict=False):
                 if block_hash not in published and block != NO_BLOCK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.prompts import Prompts
+from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.kv.held import Held
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
@@ -43,6 +45,8 @@ IN_SOME_LAYERS = {"num_full_groups": 1, "num_sliding_groups": 2}
 def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
     """The beginning of the history of a seed's island."""
     history = history_of(seed, systems=("island",))
+    if "window" in changes:
+        changes = {"has_state": False} | changes
     plan = replace(history.plan, duration_s=seconds, **changes)
     return History(plan, [action for action in history.actions if action.at_s < seconds])
 
@@ -212,6 +216,30 @@ def test_nothing_breaks_where_only_some_layers_have_the_window(
 ) -> None:
     groups = {"num_full_groups": num_full, "num_sliding_groups": num_sliding}
     assert run(short(seed, 100.0, window=window, **groups)).failure is None
+
+
+def short_with_states(seed: int, **groups: int) -> History:
+    return short(seed, 100.0, window=STATE_WINDOW, tile_tokens=1, has_state=True, **groups)
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers", "some do"])
+@pytest.mark.parametrize("seed", [5, 11, 18, 20])
+def test_nothing_breaks_where_layers_have_a_state(seed: int, groups: dict[str, int]) -> None:
+    assert run(short_with_states(seed, **groups)).failure is None
+
+
+@pytest.mark.slow
+def test_a_state_that_later_tokens_have_changed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_usable = KvSpan.num_usable
+
+    def of_a_window(self: KvSpan, num_saved: int, num_tokens: int) -> int:
+        return num_usable(dataclasses.replace(self, has_state=False), num_saved, num_tokens)
+
+    monkeypatch.setattr(KvSpan, "num_usable", of_a_window)
+    failures = [run(short_with_states(seed, **IN_SOME_LAYERS)).failure for seed in (5, 11, 18)]
+    assert any(failure and "runs with" in failure.message for failure in failures)
 
 
 @pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers slide", "some do"])
