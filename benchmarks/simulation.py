@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
+from alignedserve.cli.simulate.goodput import find_goodput
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
 from alignedserve.timing.cost import Attention

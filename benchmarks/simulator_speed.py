@@ -27,15 +27,15 @@ from pathlib import Path
 
 import msgspec
 
+from alignedserve.cli.simulate.compare import Comparison
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.trial import Trial, TrialOutcome
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.compare import Comparison
-from alignedserve.sim.config import SimConfig
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.trial import Trial, TrialOutcome
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import InstanceId
 

@@ -22,22 +22,28 @@ class RouterConfig:
         str,
         "transport of KV to decode instances; auto is ipc between GPUs and host otherwise",
         LINKS,
+        "instances",
     ] = "auto"
     max_num_queued_reqs: Annotated[
         int,
         "maximum requests waiting for prefill; more is a 503. Real time counts only itself. An API key may have as "
         "many as are then still free, so half at most; more is a 429",
+        "limits",
     ] = 4096
     max_num_queued_tokens: Annotated[
         int,
         "maximum prompt tokens waiting for prefill; more is a 503. Real time counts only itself. An API key may have "
         "as many as are then still free, so half at most; more is a 429",
     ] = 4 << 20
-    orphan_s: Annotated[float, "seconds that KV in the pool waits for its request after a restart"] = 10.0
-    silence_s: Annotated[float, "seconds without a heartbeat after which a process counts as dead"] = 10.0
-    change_roles: Annotated[bool, "let instances change between prefill and decode as traffic changes"] = (
-        False
-    )
+    orphan_s: Annotated[
+        float, "seconds that KV in the pool waits for its request after a restart", "expert"
+    ] = 10.0
+    silence_s: Annotated[
+        float, "seconds without a heartbeat after which a process counts as dead", "operation"
+    ] = 10.0
+    change_roles: Annotated[
+        bool, "let instances change between prefill and decode as traffic changes", "instances"
+    ] = False
 
     def first_role(self, role: str) -> str | None:
         """Returns the first role of an instance that can change it; None for one that can't."""

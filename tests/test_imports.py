@@ -250,7 +250,7 @@ def test_help_and_kernels_load_no_torch() -> None:
     [
         "alignedserve.router.router, alignedserve.router.process",
         "alignedserve.kvpool.pool, alignedserve.kvpool.process",
-        "alignedserve.sim.compare",
+        "alignedserve.cli.simulate.compare",
     ],
 )
 def test_who_decides_loads_neither_torch_nor_ray(modules: str) -> None:

@@ -37,6 +37,7 @@ class BatchConfig:
         int | None,
         "maximum lines of batch jobs that a gateway runs at once [default: twice the requests that all instances run "
         "at once when the server starts, at least 64]",
+        "batch",
     ] = None
     inputs_from: Annotated[
         tuple[str, ...],

@@ -17,7 +17,9 @@ WARM_UP, ALONE, BESIDE, JOB = _SETS
 
 @dataclass(frozen=True)
 class CompareConfig:
-    label: Annotated[tuple[str, ...], "name of a server; repeat for each [default: host and port]"] = ()
+    label: Annotated[
+        tuple[str, ...], "name of a server; repeat for each [default: host and port]", "servers"
+    ] = ()
     model: Annotated[str | None, "name of the model [default: the first that each server lists]"] = None
     api_key: Annotated[
         tuple[str, ...], "API key; repeat for one of each server [default: $OPENAI_API_KEY]"
@@ -25,7 +27,7 @@ class CompareConfig:
     request_timeout_s: Annotated[float, "seconds after which an incomplete answer counts as failed"] = 600.0
 
     dataset_name: Annotated[
-        str, "chat prompts: custom is a JSONL file, demo has tasks of the demo model", DATASETS
+        str, "chat prompts: custom is a JSONL file, demo has tasks of the demo model", DATASETS, "chat"
     ] = "random"
     dataset_path: Annotated[str | None, "file of custom"] = None
     num_prompts: Annotated[int, "number of chat requests, alone and again beside the job"] = 60
@@ -35,14 +37,14 @@ class CompareConfig:
     output_len: Annotated[int, "tokens of its answer"] = 64
     goodput: Annotated[str, "objectives of chat in milliseconds"] = "ttft:1000 tpot:100"
 
-    job_lines: Annotated[int, "lines of the batch job"] = 2000
+    job_lines: Annotated[int, "lines of the batch job", "batch"] = 2000
     job_input_len: Annotated[int, "words of a line's prompt"] = 200
     job_output_len: Annotated[int, "tokens of its answer"] = 128
     job_concurrency: Annotated[int, "open best-effort requests on a server without a batch API"] = 64
     job_warmup_s: Annotated[float, "seconds from the job's first answer until chat begins"] = 5.0
 
     temperature: Annotated[
-        float | None, "sampling temperature [default: 0 for demo tasks, else the server's]"
+        float | None, "sampling temperature [default: 0 for demo tasks, else the server's]", "chat"
     ] = None
     ignore_eos: Annotated[bool, "generate answers to their full length; not all servers support it"] = False
     seed: Annotated[int, "seed of prompts and arrivals"] = 0

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from alignedserve.bench.compare import MeasuredServer
+from alignedserve.bench.figure import figure_class
 from alignedserve.bench.results import Results
-from alignedserve.sim.figure import figure_class
 
 _COLORS = {"alone": "tab:gray", "beside batch": "tab:blue"}
 _BATCH_COLOR = "tab:orange"

@@ -17,7 +17,7 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class BenchConfig:
-    base_url: Annotated[str | None, "URL of the server [default: http://HOST:PORT]"] = None
+    base_url: Annotated[str | None, "URL of the server [default: http://HOST:PORT]", "server"] = None
     host: Annotated[str, "address of the server"] = "127.0.0.1"
     port: Annotated[int, "port of the server"] = 8000
     backend: Annotated[
@@ -35,6 +35,7 @@ class BenchConfig:
         "prompts: custom is a JSONL file, demo has tasks with checked answers, azure a trace "
         "[default: random; demo for the demo model]",
         DATASETS,
+        "requests",
     ] = None
     dataset_path: Annotated[str | None, "file of custom or azure"] = None
     # Prompts at the beginning of a custom file that are left out, because an earlier run had them.
@@ -48,7 +49,7 @@ class BenchConfig:
     custom_output_len: Annotated[int, "tokens of answers without output_tokens in the JSONL file"] = 256
     be_share: Annotated[float, "share of requests that are best effort (service_tier=flex)"] = 0.0
 
-    request_rate: Annotated[float, "requests per second; inf sends all at once"] = math.inf
+    request_rate: Annotated[float, "requests per second; inf sends all at once", "arrivals"] = math.inf
     burstiness: Annotated[float, "burstiness of arrivals: 1 is Poisson, less is burstier, inf is regular"] = (
         1.0
     )
@@ -58,15 +59,18 @@ class BenchConfig:
     ] = None
 
     temperature: Annotated[
-        float | None, "sampling temperature [default: 0 for demo tasks, else the server's]"
+        float | None, "sampling temperature [default: 0 for demo tasks, else the server's]", "requests"
     ] = None
     ignore_eos: Annotated[bool, "generate answers to their full length; not all servers support it"] = False
-    request_timeout_s: Annotated[float, "seconds after which an incomplete answer counts as failed"] = 600.0
-    seed: Annotated[int, "seed of lengths, arrivals and prompts"] = 0
+    request_timeout_s: Annotated[
+        float, "seconds after which an incomplete answer counts as failed", "server"
+    ] = 600.0
+    seed: Annotated[int, "seed of lengths, arrivals and prompts", "requests"] = 0
 
     goodput: Annotated[
         str | None,
         'objectives in milliseconds, as in "ttft:200 tpot:50 e2el:5000"; best effort has none',
+        "results",
     ] = None
     percentile_metrics: Annotated[str, "metrics to report, separated by commas"] = "ttft,tpot,itl,e2el"
     metric_percentiles: Annotated[str, "percentiles of each metric, separated by commas"] = "99"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.bench.client import RequestOutcome
+from alignedserve.bench.figure import figure_class
 from alignedserve.bench.results import is_good, is_whole, times_of
-from alignedserve.sim.figure import figure_class
 
 # A share of fewer requests would jump between 0 and 1.
 MAX_WINDOWS, LEAST_REQUESTS = 30, 20

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from alignedserve.bench.client import Client, RequestOutcome, first_model
 from alignedserve.bench.config import BenchConfig
+from alignedserve.bench.figure import figure_class
 from alignedserve.bench.plot import draw
 from alignedserve.bench.report import result_json, save, table
 from alignedserve.bench.results import evaluate
 from alignedserve.bench.workload import Item, make_workload
-from alignedserve.sim.figure import figure_class
 
 MAX_ERRORS_SHOWN = 10
 CONNECT_TIMEOUT_S = 30.0

@@ -124,8 +124,8 @@ def serve(plot: Path | None, **options: Any) -> None:
 
     Sends requests to an OpenAI-compatible server, and prints times and rates of its answers.
     """
+    from alignedserve.bench.figure import figure_class
     from alignedserve.bench.run import run
-    from alignedserve.sim.figure import figure_class
 
     if plot:
         figure_class()
@@ -148,7 +148,7 @@ def compare(urls: tuple[str, ...], output: Path | None, plot: Path | None, **opt
     a few before anything is measured. On a server without a batch API, best effort is sent as plain requests.
     """
     from alignedserve.bench.compare import measure, remarks, servers_of, table, verdict, warm_up
-    from alignedserve.sim.figure import figure_class
+    from alignedserve.bench.figure import figure_class
 
     if len(urls) < 2:
         raise click.UsageError("give the URLs of at least two servers")

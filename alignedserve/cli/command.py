@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,29 @@ class OptionGroup:
     name: str
     title: str
     # Parameters that a bare `--help` shows.
-    main: tuple[str, ...]
+    main: tuple[str, ...] = ()
+    # The others, in the order in which they are shown. A command appends those that are declared in the group.
     others: tuple[str, ...] = ()
 
     @property
     def options(self) -> tuple[str, ...]:
         return (*self.main, *self.others)
+
+
+class Option(click.Option):
+    """An option that is declared in a group. A switch that is on by default is shown as --[no-]name, and one that is
+    off as --name."""
+
+    def __init__(self, *args: Any, group: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None or not self.secondary_opts:
+            return record
+        name = self.opts[0].removeprefix("--")
+        return (f"--[no-]{name}" if self.default else f"--{name}"), record[1]
 
 
 class WrongOption(click.ClickException):
@@ -50,7 +67,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, groups: Sequence[OptionGroup] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = groups
+        self.groups = _with_declared(groups, self.params)
         self._help = _help_option(self._show_help, has_groups=bool(groups))
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -121,6 +138,18 @@ class Command(click.Command):
             if rows := [record for record in records if record]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _with_declared(
+    groups: Sequence[OptionGroup], params: Sequence[click.Parameter]
+) -> tuple[OptionGroup, ...]:
+    """Returns the groups with the options that are declared in them, after those that they list."""
+    listed = {name for group in groups for name in group.options}
+    others: dict[str, list[str]] = {group.name: [*group.others] for group in groups}
+    for each in params:
+        if isinstance(each, Option) and each.name and each.name not in listed and each.group in others:
+            others[each.group].append(each.name)
+    return tuple(replace(group, others=tuple(others[group.name])) for group in groups)
 
 
 def _help_option(show: Callable[..., None], has_groups: bool) -> click.Option:

@@ -20,7 +20,7 @@ COMMANDS = {
     "doctor": ("Check whether a model will run on this machine.", "alignedserve.cli.doctor.command"),
     "top": ("Watch a running server.", "alignedserve.cli.top"),
     "restart": ("Restart all processes of a running server.", "alignedserve.cli.restart"),
-    "simulate": ("Simulate a cluster under your traffic.", "alignedserve.cli.simulate"),
+    "simulate": ("Simulate a cluster under your traffic.", "alignedserve.cli.simulate.command"),
     "bench": ("Measure the engine or servers.", "alignedserve.cli.bench"),
     "profile": ("Measure iteration times for the cost model.", "alignedserve.cli.profile"),
     "predict-lengths": ("Evaluate the length predictor.", "alignedserve.cli.predict_lengths"),

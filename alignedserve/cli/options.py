@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import click
 from click.shell_completion import CompletionItem
 
-from alignedserve.cli.command import Command, OneOf, completions, one_of
+from alignedserve.cli.command import Command, OneOf, Option, completions, one_of
 from alignedserve.engine.config import EngineConfig
 
 Decorated = Callable[..., Any]
@@ -61,21 +61,31 @@ def engine_options(command: Decorated) -> Decorated:
 
 
 def options_of(
-    config_class: type[Any], without: Collection[str] = (), prefix: str = ""
+    config_class: type[Any],
+    without: Collection[str] = (),
+    prefix: str = "",
+    groups: Mapping[str, str] | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Adds one option for each field that has a default and a help text, except those in `without`.
 
-    A field is `Annotated[type, help]`, or `Annotated[type, help, choices]`.
+    A field is `Annotated[type, help]`. Its choices may follow, and the name of its group in help, which is also that of
+    the fields below it. `groups`: other names of groups in this command.
     """
     hints = get_type_hints(config_class, include_extras=True)
+    made, group = [], ""
+    for field in fields(config_class):
+        if get_origin(hints[field.name]) is not Annotated:
+            continue
+        kind, text, *more = get_args(hints[field.name])
+        group = next((each for each in more if isinstance(each, str)), group)
+        choices = next((each for each in more if not isinstance(each, str)), None)
+        if field.default is not MISSING and field.name not in without:
+            shown_in = (groups or {}).get(group, group)
+            made.append(_option(f"{prefix}{field.name}", kind, field.default, text, choices, shown_in))
 
     def add(command: Decorated) -> Decorated:
-        for field in reversed(fields(config_class)):
-            has_help = get_origin(hints[field.name]) is Annotated
-            if has_help and field.default is not MISSING and field.name not in without:
-                kind, text, *choices = get_args(hints[field.name])
-                name = f"{prefix}{field.name}"
-                command = _option(name, kind, field.default, text, *choices)(command)
+        for option in reversed(made):
+            command = option(command)
         return command
 
     return add
@@ -101,19 +111,8 @@ class PolicyName(click.types.StringParamType):
         return completions(POLICIES, incomplete)
 
 
-class _Option(click.Option):
-    """Shows a switch that is on by default as --[no-]name, and one that is off as --name."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        record = super().get_help_record(ctx)
-        if record is None or not self.secondary_opts:
-            return record
-        name = self.opts[0].removeprefix("--")
-        return (f"--[no-]{name}" if self.default else f"--{name}"), record[1]
-
-
 def _option(
-    name: str, kind: Any, default: Any, text: str, choices: Sequence[str] | None = None
+    name: str, kind: Any, default: Any, text: str, choices: Sequence[str] | None, group: str
 ) -> Callable[[Decorated], Decorated]:
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
@@ -123,7 +122,8 @@ def _option(
     return click.option(
         flag,
         name,
-        cls=_Option,
+        cls=Option,
+        group=group,
         type=OneOf(choices) if choices else PolicyName() if name == "policy" else plain,
         default=default,
         multiple=is_repeatable,

@@ -1,7 +1,5 @@
 """The configuration of an engine. It is frozen. Values measured at start-up, such as the number of blocks, are stored
-with their owner.
-
-The text beside a field is its help on the command line.
+with their owner. The text beside a field is its help on the command line, in a group (`options_of` in cli/options.py).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ MOST_LORAS = 64
 @dataclass(frozen=True)
 class EngineConfig:
     model: Annotated[str, "directory, GGUF file, hub name, or a preset with --load-format dummy"]
-    tokenizer: Annotated[str | None, "directory of the tokenizer [default: the model's]"] = None
+    tokenizer: Annotated[str | None, "directory of the tokenizer [default: the model's]", "model"] = None
     skip_tokenizer_init: Annotated[bool, "load no tokenizer; requests and answers are token ids"] = False
     allow_special_tokens_in_messages: Annotated[
         bool, "parse the text of special tokens in chat messages as these tokens"
@@ -42,8 +40,9 @@ class EngineConfig:
         str,
         "dtype of KV in instances; auto is the model's, fp8 is e4m3, int8 scales each token and head",
         tuple(KV_CACHE_DTYPES),
+        "memory",
     ] = "auto"
-    enable_lora: Annotated[bool, "accepted for vLLM's commands; --lora-modules is enough"] = False
+    enable_lora: Annotated[bool, "accepted for vLLM's commands; --lora-modules is enough", "model"] = False
     lora_modules: Annotated[
         tuple[str, ...],
         "LoRA adapters to serve as models: name=path, or JSON with name and path; several may follow",
@@ -61,6 +60,7 @@ class EngineConfig:
         str,
         "kernels to use; auto is triton on GPUs and cpu, which is native code, on CPUs",
         ATTENTION_BACKENDS,
+        "expert",
     ] = "auto"
     decode_kernel: Annotated[
         str,
@@ -72,17 +72,21 @@ class EngineConfig:
         tuple[int, ...],
         "batch size to capture as a CUDA graph; repeat for more [default: 1, 2, 4, then multiples of 8]",
     ] = ()
-    gpu_memory_utilization: Annotated[float, "share of a GPU's memory for weights, activations and KV"] = 0.92
-    load_format: Annotated[str, "format of the weights; dummy makes random ones", LOAD_FORMATS] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, "share of a GPU's memory for weights, activations and KV", "memory"
+    ] = 0.92
+    load_format: Annotated[str, "format of the weights; dummy makes random ones", LOAD_FORMATS, "model"] = (
+        "auto"
+    )
     max_model_len: Annotated[
         int | None, "maximum tokens of a request, prompt and output [default: the model's]"
     ] = None
-    max_num_seqs: Annotated[int, "maximum requests that an instance runs at once"] = 256
+    max_num_seqs: Annotated[int, "maximum requests that an instance runs at once", "limits"] = 256
     max_num_batched_tokens: Annotated[int, "maximum tokens of an iteration, prompts and outputs"] = 2048
     max_prefill_chunk: Annotated[
         int | None, "maximum tokens of one prompt in an iteration [default: no limit]"
     ] = None
-    block_size: Annotated[int, "tokens per KV block"] = 16
+    block_size: Annotated[int, "tokens per KV block", "memory"] = 16
     enable_prefix_caching: Annotated[bool, "reuse the KV of equal prompt prefixes"] = True
     hidden_cache: Annotated[
         bool, "let policies keep the inputs of layers instead of KV, in half the memory"
@@ -90,8 +94,8 @@ class EngineConfig:
     kv_cache_memory_bytes: Annotated[
         int | None, "memory of each instance for KV [default: 4 GiB, or most of a GPU's free memory]"
     ] = None
-    seed: Annotated[int, "seed of requests that have none"] = 0
-    use_tqdm: Annotated[bool, "show progress bars"] = True
+    seed: Annotated[int, "seed of requests that have none", "model"] = 0
+    use_tqdm: Annotated[bool, "show progress bars", "operation"] = True
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

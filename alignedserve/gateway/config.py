@@ -21,24 +21,31 @@ from alignedserve.types import InstanceId
 
 @dataclass(frozen=True)
 class HttpConfig:
-    host: Annotated[str, "address of the HTTP server"] = "127.0.0.1"
+    host: Annotated[str, "address of the HTTP server", "network"] = "127.0.0.1"
     port: Annotated[int, "port of the HTTP server"] = 8000
-    served_model_name: Annotated[str | None, "name of the model for clients [default: as given]"] = None
-    strict_parameters: Annotated[bool, "refuse unknown request parameters instead of ignoring them"] = False
+    served_model_name: Annotated[str | None, "name of the model for clients [default: as given]", "model"] = (
+        None
+    )
+    strict_parameters: Annotated[
+        bool, "refuse unknown request parameters instead of ignoring them", "network"
+    ] = False
     embedding_pooling: Annotated[
-        str, "an embedding is the state of the last token, or the mean over all tokens", POOLINGS
+        str, "an embedding is the state of the last token, or the mean over all tokens", POOLINGS, "model"
     ] = POOLINGS[0]
-    shared_files: Annotated[bool, "show all files and batches to every API key"] = False
+    shared_files: Annotated[bool, "show all files and batches to every API key", "batch"] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         "origin of pages that may call the server from a browser (CORS), or * for any; repeat for more",
+        "network",
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         "name under which clients may reach the server, or * for any; repeat for more "
         "[default: its addresses; any with API keys]",
     ] = ()
-    shutdown_timeout: Annotated[float, "seconds that running requests have to finish at shutdown"] = 30.0
+    shutdown_timeout: Annotated[
+        float, "seconds that running requests have to finish at shutdown", "operation"
+    ] = 30.0
     otlp_endpoint: Annotated[str | None, "URL of an OTLP collector for traces, over HTTP [default: none]"] = (
         None
     )
@@ -101,6 +108,7 @@ class KeyConfig:
     api_key: Annotated[
         tuple[str, ...],
         "API key that clients must send; repeat for more. It is visible in ps, a file is not",
+        "network",
     ] = field(default=(), repr=False)
     api_key_file: Annotated[
         str | None, "file of API keys, one a line, each optionally followed by its group"

@@ -16,7 +16,9 @@ MAX_GATEWAYS = 64
 @dataclass(frozen=True)
 class LaunchConfig:
     prefill_instances: Annotated[
-        int | None, "prefill instances per island, each with its own GPU if there are any [default: 1]"
+        int | None,
+        "prefill instances per island, each with its own GPU if there are any [default: 1]",
+        "instances",
     ] = None
     decode_instances: Annotated[int | None, "decode instances per island [default: 1]"] = None
     colocated_instances: Annotated[
@@ -32,6 +34,7 @@ class LaunchConfig:
         int | None,
         "shared memory of each island's KV pool [default: 1 GiB, at least one request of --max-model-len, at most half "
         "of the free memory]",
+        "memory",
     ] = None
     pool_kv_dtype: Annotated[
         str,
@@ -48,7 +51,9 @@ class LaunchConfig:
         "none",
     ] = 0.25
     address: Annotated[
-        str | None, "address of a Ray cluster; its nodes become islands [default: this machine alone]"
+        str | None,
+        "address of a Ray cluster; its nodes become islands [default: this machine alone]",
+        "instances",
     ] = None
     min_islands: Annotated[int, "nodes of the cluster to wait for at the start"] = 1
     max_islands: Annotated[
@@ -60,6 +65,7 @@ class LaunchConfig:
         str | None,
         "Redis for files and batch jobs: redis://, rediss:// or redis+sentinel:// "
         "[default: a private one in --state-dir]",
+        "batch",
     ] = None
     state_dir: Annotated[
         str | None,
@@ -71,15 +77,17 @@ class LaunchConfig:
     lora_modules_from: Annotated[
         tuple[str, ...],
         "directory below which /v1/load_lora_adapter may read adapters; repeat for more; needs --max-loras",
+        "model",
     ] = ()
     cost_profile: Annotated[
         str | None,
         "file of the cost model's profile, measured if it does not exist; none schedules without a cost model "
         "[default: in ~/.cache/alignedserve/profiles]",
+        "latency",
     ] = None
-    event_log: Annotated[str | None, "directory for a log of the router's events, which can be replayed"] = (
-        None
-    )
+    event_log: Annotated[
+        str | None, "directory for a log of the router's events, which can be replayed", "operation"
+    ] = None
 
     def __post_init__(self) -> None:
         apart = ("prefill_instances", "decode_instances")

@@ -13,7 +13,9 @@ MAX_ENTRIES = 8192
 
 @dataclass(frozen=True)
 class LengthConfig:
-    predictor: Annotated[str, "predictor of answer lengths; sentence uses embeddings", KINDS] = "hash"
+    predictor: Annotated[str, "predictor of answer lengths; sentence uses embeddings", KINDS, "expert"] = (
+        "hash"
+    )
     predictor_model: Annotated[
         str | None, "model for sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None

@@ -39,7 +39,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 class LogConfig:
     """Log settings, the same for all processes of a system."""
 
-    format: Annotated[str, "format of log lines", FORMATS] = "text"
+    format: Annotated[str, "format of log lines", FORMATS, "operation"] = "text"
     level: Annotated[str, "lowest level to log; debug follows each request through the processes", LEVELS] = (
         "info"
     )

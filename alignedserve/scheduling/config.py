@@ -35,8 +35,9 @@ class SchedulingConfig:
     policy: Annotated[
         str,
         "scheduling policy: aligned, fcfs, sarathi or another one of docs/policies.md, or package.module:Class",
+        "latency",
     ] = "aligned"
-    prefill_window: Annotated[int, "iterations of work that a prefill instance has queued"] = 2
+    prefill_window: Annotated[int, "iterations of work that a prefill instance has queued", "expert"] = 2
     batch_share: Annotated[float, "share of a decode instance's blocks that a candidate batch may fill"] = 0.4
     min_batch_requests: Annotated[int, "minimum requests of a candidate batch"] = 36
     near_share: Annotated[float, "share of a decode instance's blocks that candidate requests may fill"] = 0.1
@@ -44,16 +45,19 @@ class SchedulingConfig:
         float,
         "seconds after which a pooled request is admitted, and as many more per decode instance's worth of waiting KV",
     ] = 2.0
-    be_share: Annotated[float, "minimum share of an instance's time for best effort, while any waits"] = 0.05
-    rt_headroom: Annotated[float, "share of blocks and slots that best effort leaves free for real time"] = (
-        0.05
-    )
+    be_share: Annotated[
+        float, "minimum share of an instance's time for best effort, while any waits", "batch"
+    ] = 0.05
+    rt_headroom: Annotated[
+        float, "share of blocks and slots that best effort leaves free for real time", "latency"
+    ] = 0.05
     chunk_share: Annotated[
         float, "maximum duration of a best-effort chunk, as a share of the tightest TTFT objective"
     ] = 0.2
     be_pace: Annotated[
         float,
         "share of the peak throughput that satisfies best effort beside real time without objectives",
+        "expert",
     ] = 0.7
     rt_stretch: Annotated[
         float,
@@ -63,6 +67,7 @@ class SchedulingConfig:
         str,
         "KV of preempted requests: swap moves it to the pool, recompute drops it; with defer, new requests wait",
         PREEMPTION_MODES,
+        "memory",
     ] = "swap"
     share_blocks: Annotated[
         bool,
@@ -72,6 +77,7 @@ class SchedulingConfig:
     admit_ahead: Annotated[
         int | None,
         "iterations of all requests for which admission leaves blocks [default: vLLM's watermark]",
+        "expert",
     ] = None
     # These two have no flag: their values were found by trial, and tests use others.
     # Iterations before blocks run out at which requests are evicted.

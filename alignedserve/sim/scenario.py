@@ -1,4 +1,4 @@
-"""A workload on an island with given hardware and policy. `alignedserve simulate` compares several: see trial.py."""
+"""A workload on an island with given hardware and policy. `alignedserve simulate` compares several (cli/simulate)."""
 
 from __future__ import annotations
 

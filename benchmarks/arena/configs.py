@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from alignedserve.sim.compare import MAX_MODEL_LEN
-from alignedserve.sim.config import SimConfig
+from alignedserve.cli.simulate.compare import MAX_MODEL_LEN
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.traffic import make_traffic
 from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.sim.trace import Lengths
-from alignedserve.sim.traffic import make_traffic
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena.fitting import Fitting, Layout

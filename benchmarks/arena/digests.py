@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import alignedserve
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.config import SimConfig
 from benchmarks.arena.baselines import BASELINES
 
 ROOT = Path(alignedserve.__file__).parent.parent
@@ -21,7 +21,7 @@ _POLICIES = "alignedserve.scheduling.policies"
 # Folders of `alignedserve` with code that runs a policy in simulation.
 _FOLDERS = (
     *("decode_worker", "engine", "instance", "kvpool", "prefill_worker", "protocol", "router", "scheduling"),
-    *("sim", "timing", "transport"),
+    *("sim", "cli/simulate", "timing", "transport"),
 )
 # Modules named by a policy's own files, which may have further files.
 _IMPORTED = re.compile(r"(?:alignedserve\.scheduling\.policies|benchmarks|research)(?:\.\w+)+")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from alignedserve.cli.simulate.compare import Comparison, Row
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.compare import Comparison, Row
 from alignedserve.sim.trace import Arrival
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena.baselines import name_of
@@ -36,7 +36,7 @@ class Score:
 
 
 class Silent:
-    """See alignedserve.sim.compare.Progress."""
+    """See alignedserve.cli.simulate.compare.Progress."""
 
     def begin(self, name: str, total: int) -> None: ...
 

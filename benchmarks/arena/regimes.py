@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.config import SimConfig
 from benchmarks.arena.baselines import path_of
 from benchmarks.arena.configs import Drawn, Objectives, config_of
 from benchmarks.arena.fitting import Layout

@@ -45,8 +45,9 @@ def score(door: Door, count: int, ttft_s: float) -> Score:
 
 
 def is_kept(door: Door, key: RequestKey, ttft_s: float) -> bool:
-    """Returns whether every token came in time, by the rule of `alignedserve.sim.mixture.is_kept`. Time counts from the
-    arrival at the router, since only that is the same on both sides. A token of a batch of tokens has its time."""
+    """Returns whether every token came in time, by the rule of `is_kept` in alignedserve/cli/simulate/mixture.py. Time
+    counts from the arrival at the router, since only that is the same on both sides. A token of a batch of tokens has
+    its time."""
     times_s, tbt_s = door.times_s[key], door.requests[key].tbt_s
     due_s = door.arrived_s[key] + ttft_s
     return times_s[0] <= due_s and (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
+from alignedserve.cli.simulate.goodput import find_goodput
+from alignedserve.cli.simulate.mixture import Mixture, mixture
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import DEMO_ERROR, Foresee, Roughly, nothing, oracle
-from alignedserve.sim.goodput import find_goodput
-from alignedserve.sim.mixture import Mixture, mixture
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import (

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+from alignedserve.cli.simulate.goodput import find_goodput
 from alignedserve.sim.foresight import GSM8K_ERROR, Foresee, Roughly, nothing, oracle
-from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.model_kv import with_kv
 from alignedserve.sim.report import latency_of
 from alignedserve.sim.scenario import Ran, Scenario

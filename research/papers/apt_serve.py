@@ -9,8 +9,8 @@ from statistics import fmean
 
 from msgspec import structs
 
+from alignedserve.cli.simulate.goodput import find_goodput
 from alignedserve.kv.format import BLOCKS_PER_RESTORED
-from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival

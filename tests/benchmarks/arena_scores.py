@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from alignedserve.cli.simulate import command as simulate
+from alignedserve.cli.simulate.command import command as simulate
 from benchmarks.arena.played import Score
 from benchmarks.arena.regimes import draw
 from benchmarks.arena.regret import Judged, judge

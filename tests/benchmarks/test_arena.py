@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from alignedserve.cli.simulate.compare import MAX_MODEL_LEN
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.traffic import make_traffic
 from alignedserve.launch.settings import taken
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES, make_policy
-from alignedserve.sim.compare import MAX_MODEL_LEN
-from alignedserve.sim.config import SimConfig
-from alignedserve.sim.traffic import make_traffic
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena import __main__ as arena
 from benchmarks.arena.configs import config_of

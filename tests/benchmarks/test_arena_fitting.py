@@ -8,12 +8,12 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.traffic import make_traffic
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.config import SimConfig
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Lengths
-from alignedserve.sim.traffic import make_traffic
 from alignedserve.timing.cost import Channels, CopyChannel, CostModel, ExpertCounts, LinearCost
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena.fitting import Fitting, Layout, batch_of

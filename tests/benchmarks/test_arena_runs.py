@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from alignedserve.cli.simulate import command as simulate
+from alignedserve.cli.simulate.command import command as simulate
+from alignedserve.cli.simulate.compare import Comparison
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.compare import Comparison
-from alignedserve.sim.config import SimConfig
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.arena import __main__ as arena
 from benchmarks.arena.baselines import BASELINES, path_of
@@ -98,7 +98,7 @@ def test_code_is_that_of_a_policy_and_of_what_runs_it() -> None:
     policies = "alignedserve/scheduling/policies"
     for found in files.values():
         assert {"alignedserve/scheduling/policy.py", "alignedserve/scheduling/decoding.py"} <= found
-        assert {"alignedserve/sim/trial.py", "alignedserve/router/dispatch.py"} <= found
+        assert {"alignedserve/cli/simulate/trial.py", "alignedserve/router/dispatch.py"} <= found
         assert "alignedserve/timing/cost.py" in found
     # `aligned` and `bros` take parts of `priority`, which a change in `aligned` does not concern.
     assert f"{policies}/priority.py" in (files["aligned"] & files["bros"]) - files["fcfs"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from alignedserve.cli.command import ALL, Command, did_you_mean, in_flags, texts_in
+from alignedserve.cli.command import ALL, Command, Option, OptionGroup, did_you_mean, in_flags, texts_in
 from alignedserve.cli.main import COMMANDS, FORMER, cli
+from alignedserve.cli.options import options_of as make_options
 
 
 def invoke(*words: str, **environment: str) -> Result:
@@ -52,6 +55,29 @@ def test_each_option_is_in_one_group(path: tuple[str, ...]) -> None:
     grouped = Counter(name for group in command.groups for name in group.options)
     assert grouped == Counter(each.name for each in options_of(command))
     assert len({group.name for group in command.groups} | {ALL}) == len(command.groups) + 1
+    declared = {
+        each.name: each.group for each in options_of(command) if isinstance(each, Option) and each.group
+    }
+    listed = {name: group.name for group in command.groups for name in group.options if name in declared}
+    assert listed == declared
+
+
+def test_a_group_has_the_options_declared_in_it_after_those_it_lists() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        first: Annotated[int, "a number", "one"] = 0
+        second: Annotated[str, "a word", ("x", "y")] = "x"
+        third: Annotated[bool, "a switch", "two"] = False
+        fourth: Annotated[bool, "another", "one"] = False
+
+    groups = [OptionGroup("one", "One", ("second",)), OptionGroup("three", "Three")]
+
+    @click.command(cls=Command, groups=groups)
+    @make_options(Config, groups={"two": "three"})
+    def made(**options: object) -> None: ...
+
+    assert isinstance(made, Command)
+    assert [group.options for group in made.groups] == [("second", "first", "fourth"), ("third",)]
 
 
 @pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.cli.simulate.compare import Comparison
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.compare import Comparison
-from alignedserve.sim.config import SimConfig
 from alignedserve.timing.cost_presets import load_cost_model
 
 

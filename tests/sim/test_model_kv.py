@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from alignedserve.cli.simulate.compare import Comparison
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.engine.choices import block_format, choose_num_blocks
 from alignedserve.engine.config import EngineConfig
 from alignedserve.kv.format import BlockFormat
@@ -15,8 +17,6 @@ from alignedserve.kv.span import KvSpan
 from alignedserve.models.presets import PRESETS
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.compare import Comparison
-from alignedserve.sim.config import SimConfig
 from alignedserve.sim.model_kv import ModelKv, with_kv
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.timing.cost_presets import cost_presets

@@ -30,7 +30,7 @@ MAX_TBT_MS = 60_000.0
 
 @dataclass(frozen=True)
 class CallLimits:
-    max_body_bytes: Annotated[int, "maximum bytes of a request body; more is a 413"] = 8 << 20
+    max_body_bytes: Annotated[int, "maximum bytes of a request body; more is a 413", "limits"] = 8 << 20
     max_total_body_bytes: Annotated[
         int, "maximum bytes of all request bodies in memory, half of them per API key; more is a 503"
     ] = 256 << 20
@@ -218,7 +218,7 @@ class CallLimits:
 class SloConfig:
     """Default objectives of real-time requests, by service tier, in milliseconds; 0: no objective."""
 
-    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none"] = 1000.0
+    ttft_ms: Annotated[float, "default TTFT objective in milliseconds; 0 is none", "latency"] = 1000.0
     tbt_ms: Annotated[float, "default TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
     priority_ttft_ms: Annotated[float, "--slo-ttft-ms of service_tier=priority"] = 500.0
     priority_tbt_ms: Annotated[float, "--slo-tbt-ms of service_tier=priority"] = 50.0

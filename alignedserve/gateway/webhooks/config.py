@@ -20,7 +20,9 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 @dataclass(frozen=True)
 class WebhookConfig:
     url: Annotated[
-        tuple[str, ...], "URL to notify when a batch or background response has ended; repeat for more"
+        tuple[str, ...],
+        "URL to notify when a batch or background response has ended; repeat for more",
+        "batch",
     ] = ()
     allowed_urls: Annotated[
         tuple[str, ...], "prefix of URLs that a batch may name for its own webhook; repeat for more"

@@ -1,4 +1,4 @@
-"""Shows the progress of a simulation (alignedserve.sim.compare.Progress): a bar on a terminal, lines elsewhere."""
+"""Shows the progress of a simulation (`Progress` of compare.py): a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from alignedserve.cli.simulate_progress import EVERY_S, ProgressLines, shown
+from alignedserve.cli.simulate.progress import EVERY_S, ProgressLines, shown
 
 LIMIT_S = 30.0
 

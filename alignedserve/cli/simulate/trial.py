@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from alignedserve.sim.backlog import Backlog
+from alignedserve.cli.simulate.backlog import Backlog
+from alignedserve.cli.simulate.load import LoadObserver
+from alignedserve.cli.simulate.mixture import Mixture, mixture
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.host_links import LinkUse
 from alignedserve.sim.lifetime import DecodeIteration, Lifetimes
-from alignedserve.sim.load import LoadObserver
-from alignedserve.sim.mixture import Mixture, mixture
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Quantiles, quantiles
 from alignedserve.sim.scenario import STUCK_S, Ran, Scenario

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from alignedserve.sim.compare import Row, Setting
-from alignedserve.sim.mixture import BestEffort, Mixture, RealTime
+from alignedserve.cli.simulate.compare import Row, Setting
+from alignedserve.cli.simulate.mixture import BestEffort, Mixture, RealTime
+from alignedserve.cli.simulate.trial import TrialOutcome
 from alignedserve.sim.report import Quantiles
-from alignedserve.sim.trial import TrialOutcome
 
 TIMES_S = Quantiles(0.1, 0.1, 0.2, 0.3)
 

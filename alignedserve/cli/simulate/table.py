@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alignedserve.sim.compare import Row
+from alignedserve.cli.simulate.compare import Row
+from alignedserve.cli.simulate.trial import TrialOutcome
 from alignedserve.sim.host_links import LinkUse
-from alignedserve.sim.trial import TrialOutcome
 
 _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")

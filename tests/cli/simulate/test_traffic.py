@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.sim.config import SimConfig
-from alignedserve.sim.traffic import make_traffic
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.traffic import make_traffic
 
 TIMES_S = [0, 10, 11, 13, 17]
 

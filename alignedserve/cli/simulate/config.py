@@ -27,7 +27,7 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True)
 class SimConfig:
-    cost: Annotated[str, "cost model: its name, its file, or a file of alignedserve profile"] = (
+    cost: Annotated[str, "cost model: its name, its file, or a file of alignedserve profile", "cluster"] = (
         "opt-13b/a100-80gb"
     )
     attention: Annotated[
@@ -41,7 +41,9 @@ class SimConfig:
         "instances that prefill and decode, in place of both kinds; repeat to compare [default: none]",
     ] = ()
     link: Annotated[str, "transport of KV to decode instances", LINKS] = "host"
-    shared_links: Annotated[bool, "let copies share the bandwidth of PCIe, NVLink and host memory"] = True
+    shared_links: Annotated[
+        bool, "let copies share the bandwidth of PCIe, NVLink and host memory", "expert"
+    ] = True
     gpus_per_pcie_root: Annotated[
         int | None, "GPUs that share one x16 link to the host [default: the cost model's]"
     ] = None
@@ -51,7 +53,7 @@ class SimConfig:
     pace: Annotated[float, "factor on the cost model's iteration times"] = 1.0
     outside_ms: Annotated[float, "milliseconds between iterations, without computation"] = 0.0
     pool_memory_bytes: Annotated[
-        int | None, "host memory of the KV pool [default: twice that of the decode instances' KV]"
+        int | None, "host memory of the KV pool [default: twice that of the decode instances' KV]", "memory"
     ] = None
     pool_kv_dtype: Annotated[
         str, "dtype of KV in the pool; int8 needs a model of two bytes a value", tuple(POOL_KV_DTYPES)
@@ -64,6 +66,7 @@ class SimConfig:
     trace: Annotated[
         str | None,
         "trace of arrivals and lengths: CSV like Azure's, or .jsonl like Mooncake's [default: synthetic]",
+        "traffic",
     ] = None
     trace_start: Annotated[int, "index of the trace's first request to use"] = 0
     num_prompts: Annotated[int, "number of requests"] = 1000
@@ -76,9 +79,9 @@ class SimConfig:
     ] = 1.0
     seed: Annotated[int, "seed of arrivals, lengths and classes"] = 0
 
-    be_share: Annotated[float | None, "share of requests that are best effort [default: as in a .jsonl]"] = (
-        None
-    )
+    be_share: Annotated[
+        float | None, "share of requests that are best effort [default: as in a .jsonl]", "batch"
+    ] = None
     be_window_s: Annotated[float | None, "completion window of best effort in seconds [default: none]"] = None
     be_backlog: Annotated[int, "best-effort requests that are always waiting, beside the others"] = 0
     be_input_len: Annotated[float | None, "median prompt tokens of the backlog [default: --input-len]"] = None
@@ -90,7 +93,7 @@ class SimConfig:
         float, "minimum share of an instance's time for best effort; --be-share of serve"
     ] = 0.05
 
-    slo_ttft_ms: Annotated[float, "TTFT objective in milliseconds; 0 is none"] = 1000.0
+    slo_ttft_ms: Annotated[float, "TTFT objective in milliseconds; 0 is none", "latency"] = 1000.0
     slo_tbt_ms: Annotated[float, "TBT objective (time between tokens) in milliseconds; 0 is none"] = 100.0
     slo_mix: Annotated[
         str | None,

@@ -7,22 +7,22 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Protocol
 
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.goodput import Goodput, find_goodput
+from alignedserve.cli.simulate.traffic import RATE, at_rate, make_backlog, make_traffic
+from alignedserve.cli.simulate.trial import Trial, TrialOutcome, Workload
 from alignedserve.engine.config import EngineConfig
 from alignedserve.kv.groups import LayerGroups, one_group
 from alignedserve.kv.span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_policy, make_policy
-from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
-from alignedserve.sim.goodput import Goodput, find_goodput
 from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.model_kv import ModelKv, with_kv
 from alignedserve.sim.report import Objectives
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
-from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
-from alignedserve.sim.trial import Trial, TrialOutcome, Workload
 from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 

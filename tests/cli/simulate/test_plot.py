@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.sim.compare import Row
-from alignedserve.sim.plot import draw
-from tests.sim.rows import found, row
+from alignedserve.cli.simulate.compare import Row
+from alignedserve.cli.simulate.plot import draw
+from tests.cli.simulate.rows import found, row
 
 pytest.importorskip("matplotlib")
 

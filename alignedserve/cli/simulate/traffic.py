@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.sim.config import SimConfig
+from alignedserve.cli.simulate.config import SimConfig
 from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.sim.trace import Arrival, Lengths, LognormalLengths, cut, gamma_arrivals, scale_rate
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from alignedserve import demo
-from alignedserve.cli.simulate import command, model_kv
+from alignedserve.cli.simulate.command import command, model_kv
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
 from alignedserve.scheduling.config import SchedulingConfig

@@ -15,16 +15,16 @@ from alignedserve.cli.command import Command, did_you_mean
 from alignedserve.cli.help_groups import SIMULATE
 from alignedserve.cli.options import options_of, writing
 from alignedserve.cli.output_file import OutputFile, write_json
-from alignedserve.cli.simulate_progress import shown
+from alignedserve.cli.simulate.config import SimConfig
+from alignedserve.cli.simulate.progress import shown
 from alignedserve.engine.choices import choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import Settings, taken
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.config import SimConfig
 
 if TYPE_CHECKING:
-    from alignedserve.sim.compare import Comparison, Row
+    from alignedserve.cli.simulate.compare import Comparison, Row
     from alignedserve.sim.model_kv import ModelKv
     from alignedserve.timing.cost import CostModel
 
@@ -46,9 +46,9 @@ _SIGINT = 130
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
 # Processes neither crash nor hang in the simulation.
-@options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
+@options_of(RouterConfig, without=["link", "orphan_s", "silence_s"], groups={"instances": "cluster"})
 # `be_share` is a share of the traffic here: see be_min_share.
-@options_of(SchedulingConfig, without=["policy", "be_share"])
+@options_of(SchedulingConfig, without=["policy", "be_share"], groups={"latency": "expert"})
 def command(model: str | None, output: Path | None, plot: Path | None, **options: Any) -> None:
     """Simulate a cluster under a trace or synthetic traffic, and compare policies and numbers of instances.
 
@@ -57,11 +57,11 @@ def command(model: str | None, output: Path | None, plot: Path | None, **options
     MODEL is the model of --cost: a directory, a hub name or a preset. Only its config is read. It is needed for
     --kv-cache-dtype and for models with sliding-window layers.
     """
-    from alignedserve.sim.compare import Comparison
-    from alignedserve.sim.figure import figure_class
-    from alignedserve.sim.plot import draw
-    from alignedserve.sim.table import remarks, tables
-    from alignedserve.sim.verdict import verdict
+    from alignedserve.bench.figure import figure_class
+    from alignedserve.cli.simulate.compare import Comparison
+    from alignedserve.cli.simulate.plot import draw
+    from alignedserve.cli.simulate.table import remarks, tables
+    from alignedserve.cli.simulate.verdict import verdict
 
     if plot:
         figure_class()

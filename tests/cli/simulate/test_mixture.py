@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from alignedserve.cli.simulate.mixture import is_kept, mixture, real_time
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
 from alignedserve.router.events import Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Roughly, nothing, oracle, sigma_for
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.mixture import is_kept, mixture, real_time
 from alignedserve.sim.model import make_request, num_output_tokens
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Objectives

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.sim.compare import Row
-from alignedserve.sim.verdict import verdict
-from tests.sim.rows import found, row
+from alignedserve.cli.simulate.compare import Row
+from alignedserve.cli.simulate.verdict import verdict
+from tests.cli.simulate.rows import found, row
 
 
 @pytest.mark.parametrize(

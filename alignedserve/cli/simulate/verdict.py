@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from alignedserve.cli.simulate.compare import Row
+from alignedserve.cli.simulate.trial import TrialOutcome
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.compare import Row
-from alignedserve.sim.trial import TrialOutcome
 
 # Shares of real time in time that differ by less than this are level.
 LEVEL = 0.01

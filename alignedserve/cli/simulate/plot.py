@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from alignedserve.sim.compare import Row
-from alignedserve.sim.figure import figure_class
-from alignedserve.sim.trial import TrialOutcome
+from alignedserve.bench.figure import figure_class
+from alignedserve.cli.simulate.compare import Row
+from alignedserve.cli.simulate.trial import TrialOutcome
 
 # In inches.
 _WIDTH_OF_PANEL, _HEIGHT_OF_ROW, _HEIGHT_OF_REST = 4.0, 0.45, 1.4

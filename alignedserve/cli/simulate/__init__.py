@@ -1,0 +1,2 @@
+"""`alignedserve simulate`: runs traffic through simulated islands with several settings, and compares the results. The
+simulator is `alignedserve/sim`."""
