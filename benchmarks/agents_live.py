@@ -3,10 +3,10 @@
     python -m benchmarks.agents_live [--agents 20] [--turns 30] [--instances 2+2] [--kill SECONDS] [--max-kills N]
         [--seed 1] [--common 4000] [--new 380] [--letters 85] [--memory-mib 1024] [--out FILE]
 
-Sizes are those of `agents.py`, which simulates it. A tool takes a tenth of the time: 0.1 to 1 s. Agents are streamed
-chats over HTTP with `tools` and tool messages. The model is a small random-weight Llama with a template for tools. A
-regex makes each answer a call with random letters, which are the same tokens in the next prompt. With `--kill`, one
-instance after the other is killed, at this interval.
+Sizes are those of agents that were simulated (benchmarks/results/turns.md). A tool takes a tenth of the time: 0.1 to
+1 s. Agents are streamed chats over HTTP with `tools` and tool messages. The model is a small random-weight Llama with
+a template for tools. A regex makes each answer a call with random letters, which are the same tokens in the next
+prompt. With `--kill`, one instance after the other is killed, at this interval.
 
 New tokens of a turn are those that don't repeat the agent's last prompt and answer. The instructions are new in the
 first prompt that is answered. A turn computes again the part of a block at the end of what was said, and what was not
@@ -24,10 +24,12 @@ import random
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
@@ -38,12 +40,14 @@ import openai
 
 from alignedserve import demo
 from alignedserve.demo.vocabulary import SPECIAL_TOKENS, USER
-from benchmarks.agents import BLOCK_SIZE, NUM_COMMON, NUM_NEW
+from alignedserve.launch.ports import free_port
 from benchmarks.harness import JSON_FILE, facts, parser_of, progress, say, write_json
-from benchmarks.prefix_caching import NAME, ours
 from benchmarks.rt_with_be.arithmetic import parse_metrics, total
-from benchmarks.turns import layout_options, pids_of_instances
+from benchmarks.rt_with_be.served import HOST, running
 
+NAME = "chat"
+BLOCK_SIZE = 16
+NUM_COMMON, NUM_NEW = 4000, 380
 # Seconds that a tool takes, and within which the agents start.
 TOOL_S = (0.1, 1.0)
 START_S = 1.0
@@ -52,6 +56,8 @@ NUM_LETTERS = 85
 # A turn that fails is tried again.
 MAX_FAILURES, AGAIN_S = 20, 0.2
 ANSWER_S, LOOK_S, ALL_S = 120.0, 60.0, 1800.0
+# The server measures its machine first.
+READY_S = 600.0
 MAX_MODEL_LEN = 32768
 OPTIONS = (
     *("--load-format", "dummy", "--dtype", "float32"),
@@ -282,6 +288,35 @@ def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[str]:
+    """Starts a server, and yields the URL of its API."""
+    port = free_port(HOST)
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--served-model-name", NAME]
+        command += ["--host", HOST, "--port", str(port), "--state-dir", state, "--device", "cpu", *options]
+        with running(command, Path(state) / "log", "ready after", READY_S):
+            yield f"http://{HOST}:{port}/v1"
+
+
+def layout_options(instances: str) -> list[str]:
+    """`instances`: prefill+decode instances, or colocated ones."""
+    first, *others = instances.split("+")
+    if not others:
+        return ["--colocated-instances", first]
+    return ["--prefill-instances", first, "--decode-instances", *others]
+
+
+def pids_of_instances(url: str) -> dict[str, int]:
+    """Returns the pid of each instance that is up, by its id."""
+    cluster = httpx2.get(url.removesuffix("/v1") + "/v1/cluster", timeout=LOOK_S).raise_for_status().json()
+    return {
+        process["instance_id"]: process["pid"]
+        for process in cluster["processes"]
+        if process["role"] in ("prefill", "decode", "colocated") and process["state"] == "up"
+    }
+
+
 async def kill_in_turn(url: str, args: Namespace, killed: list[str]) -> None:
     """Kills one instance after the other, each time if all are up."""
     names = sorted(await asyncio.to_thread(pids_of_instances, url))
@@ -363,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *("--kv-cache-memory-bytes", str(args.memory_mib << 20)),
             *("--pool-memory-bytes", str(2 * args.memory_mib << 20)),
         )
-        with ours(model, *OPTIONS, *memory, *layout_options(args.instances)) as url:
+        with serving(model, *OPTIONS, *memory, *layout_options(args.instances)) as url:
             bar.set_description("agents")
             found = asyncio.run(measure(url, args)).figures()
     say(line_of(found))

@@ -23,7 +23,6 @@ from typing import Any
 
 from alignedserve.cli.bench import prompt_lengths
 from benchmarks.harness import JSON_FILE, facts, in_turn, median_ratio, parser_of, progress, say, write_json
-from benchmarks.linear_vs_torch import AVX2
 
 # case: (prompts, prompt tokens, mix, output tokens, target ratio)
 CASES: dict[str, tuple[int, int, str | None, int, float]] = {
@@ -52,12 +51,11 @@ MODEL_CONFIG = {
 }
 
 
-def make_model(directory: Path, **changes: Any) -> None:
+def make_model(directory: Path) -> None:
     """Writes the model with transformers, as for any checkpoint."""
-    config = MODEL_CONFIG | changes
     code = (
         "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
-        f"LlamaForCausalLM(LlamaConfig.from_dict({config!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
+        f"LlamaForCausalLM(LlamaConfig.from_dict({MODEL_CONFIG!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
 
@@ -74,7 +72,13 @@ def run(command: list[str], environment: dict[str, str], out: Path) -> float:
 
 # Limits vLLM to AVX2, in addition to our --avx2: the engine must run in the process that sets it; torch needs
 # variables.
-VLLM_AVX2 = AVX2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
+VLLM_AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCHINDUCTOR_CPP_SIMDLEN": "256",
+}
 
 
 def ours(case: str, model: Path, out: Path, cpu: str, dtype: str) -> float:

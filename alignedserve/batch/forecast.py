@@ -29,7 +29,7 @@ _NUM_STEPS = 32
 # Seconds for which another gateway's estimates are valid.
 HEARD_S = 10.0
 # Jobs are late if they would take more than this share of the time until they expire. Beside the chats of
-# benchmarks/llmd_protocol, urgent jobs run a quarter faster, which makes up for the rest.
+# benchmarks/results/llmd_protocol.md, urgent jobs run a quarter faster, which makes up for the rest.
 IN_TIME = 0.8
 
 

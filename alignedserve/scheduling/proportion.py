@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import DECODE, PREFILL
 from alignedserve.timing.cost import CostModel
 
-# Tuned with benchmarks/role_change.py: OPT-13B, four A100s, conversations and bursts of code. Prefill is short if
-# prompts wait for more than this share of the objective for the first token. With one instance fewer they may wait for
-# no more.
+# Tuned in simulation (benchmarks/results/role_change.md): OPT-13B, four A100s, conversations and bursts of code.
+# Prefill is short if prompts wait for more than this share of the objective for the first token. With one instance
+# fewer they may wait for no more.
 SHORT_WAIT = 0.3
 # The highest rate per prefill instance at which prefill can spare one.
 SPARE_RATE = 0.8

@@ -22,13 +22,13 @@ from alignedserve.launch.ports import free_port
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.locate import Location
 from alignedserve.models.source import open_checkpoint
-from benchmarks.prefix_caching import HOST, PEER_ENVIRONMENT
-from benchmarks.rt_with_be.served import running
+from benchmarks.rt_with_be.served import HOST, running
 
 PARTS = ("load", "prompts", "streams", "chats")
 # Clients' name of the model, on each server.
 NAME = "real"
 START_S, LOOK_S = 900.0, 0.02
+PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 OURS, COLOCATED, LLAMA, VLLM = "serve", "serve, colocated", "llama-server", "vLLM, bfloat16"
 # 32 slots, each with room for any request of these parts.
 SLOTS = ("--parallel", "32", "--ctx-size", str(32 * 512), "--no-kv-unified")

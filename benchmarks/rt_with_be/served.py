@@ -128,15 +128,12 @@ def running(
     ready: str,
     start_s: float,
     environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields the process, which runs in `folder`, when it is ready, and stops it at the end. Its output goes to a file
-    that errors quote."""
+    """Yields the process when it is ready, and stops it at the end. Its output goes to a file that errors quote."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
             env=os.environ | dict(environment or {}),
-            cwd=folder,
             stdout=file,
             stderr=subprocess.STDOUT,
             # Stays in this session: Linux gives each session its share of the cores, and a client in another session

@@ -226,7 +226,7 @@ RECOMPUTED = mode_claim("recompute", "its deletion and recomputation", 2.8)
 
 # One pool larger than the rates above need, and one smaller.
 POOLS = {"wide": 1e12, "narrow": 20e9}
-# The results of benchmarks/int8_kv.py for answers.
+# Measured answers (benchmarks/results/int8_kv.md).
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "results" / "int8_kv.json"
 # The most points of exact answers that INT8 may cost: that benchmark's target.
 MOST_LOST = 0.3

@@ -1,4 +1,4 @@
-"""Every benchmark that a page or a docstring names is a module that runs, as far as to its `--help`."""
+"""Every benchmark that a page or a docstring names runs, as far as to its `--help`, or is frozen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 
 import pytest
+
+from tests.frozen import COMMIT, NAMES, source_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
@@ -25,11 +27,29 @@ HELPERS = {
 
 def commands() -> list[str]:
     found = {name for path in [*PAGES, *SOURCES] for name in NAMED.findall(path.read_text())}
-    return sorted(found - HELPERS)
+    return sorted(found - HELPERS - NAMES)
 
 
 def test_all_are_found() -> None:
     assert len(commands()) >= 15
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_frozen_one_is_in_the_tree_of_its_commit_alone(name: str) -> None:
+    path = ROOT / name.replace(".", "/")
+    assert not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+    source = source_of(name)
+    if source is None:
+        pytest.skip(f"{COMMIT} is not in this copy")
+    assert "parse_args" in source
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_names_a_frozen_one_names_its_commit(page: Path) -> None:
+    """Decision records tell what was done at their time."""
+    text = page.read_text()
+    frozen = NAMES.intersection(NAMED.findall(text))
+    assert not frozen or COMMIT in text or page.parent.name == "adr", frozen
 
 
 @pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import Load, Request
 from alignedserve.scheduling.prefixes import PrefixAffinity
 
 # An island is crowded if it has more requests per decode instance than CROWDED_TIMES those of another, plus
-# CROWDED_MORE. On benchmarks/island_choice.py factors of 1 and 1.15 are no better.
+# CROWDED_MORE. Factors of 1 and 1.15 are no better (benchmarks/results/scheduling.md).
 CROWDED_TIMES, CROWDED_MORE = 1.5, 8
 # Prompt tokens that are remembered per island, at most: 30 MB.
 MAX_TOKENS = 1 << 23
