@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 
-class FadingSumConfig(LlamaConfig):  # type: ignore[misc]
+class FadingSumConfig(LlamaConfig):
     model_type = "fading_sum"
 
     def __init__(self, state_layers: tuple[int, ...] = (), **options: Any) -> None:
@@ -18,8 +18,10 @@ class FadingSumConfig(LlamaConfig):  # type: ignore[misc]
         self.state_layers = list(state_layers)
 
 
-class FadingSum(LlamaAttention):  # type: ignore[misc]
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+class FadingSum(LlamaAttention):
+    def forward(  # type: ignore[override]
+        self, hidden_states: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor, None]:
         seen, kept, added = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
         state, sums = torch.zeros_like(added[:, 0]), []
         for fades, value in zip(kept.sigmoid().unbind(1), added.unbind(1), strict=True):
@@ -30,7 +32,7 @@ class FadingSum(LlamaAttention):  # type: ignore[misc]
         return self.o_proj(summed * seen.sigmoid()), None
 
 
-class FadingSumForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+class FadingSumForCausalLM(LlamaForCausalLM):
     config_class = FadingSumConfig
 
     def __init__(self, config: FadingSumConfig) -> None:

@@ -56,7 +56,7 @@ def test_tokens_are_transformers_however_a_prompt_is_cut(
 @pytest.mark.slow
 def test_a_state_is_not_rounded_to_8_bits_as_k_and_v_are(tiny_model: Directory) -> None:
     directory = tiny_model("fading-sum-alone")
-    options = {"dtype": "float32", "kv_cache_dtype": "int8", "block_size": 64}
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_dtype": "int8", "block_size": 64}
     instance = make_instance(directory, enable_prefix_caching=False, max_num_seqs=9, **options)
     poison_what_is_passed(instance.engine, instance._worker.memory)
     check_tokens(directory, tokens(run(instance, prompts(), greedy_params(NUM_NEW))))
