@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
     FindNear,
     ForgetAll,
     FormBatch,
+    InstanceLimits,
     MakeSpare,
     Message,
     PoolUse,
@@ -55,6 +56,19 @@ class PoolConfig:
     span: KvSpan | None = None
     # The share of all blocks that is promised at most to the next turns of one API key's chats.
     promised_share: float = 0.25
+
+    def limits(self, num_blocks: int, block_size: int) -> InstanceLimits:
+        """Returns what the router is told of a pool with this many blocks. It reads from that for how many tokens saved
+        KV is of use."""
+        span = self.span or KvSpan(block_size)
+        return InstanceLimits(
+            num_blocks,
+            block_size,
+            window=span.window,
+            tile_tokens=span.tile_tokens,
+            has_state=span.has_state,
+            saves_whole=True,
+        )
 
 
 class Pool:

@@ -116,6 +116,10 @@ def test_layers_with_a_state(scenes: Scenes, options: Options, victims: Victims)
         "fading-sum", num_groups=span.num_groups, span=span, num_decode_blocks=MAX_BLOCKS, **options
     )
     kill_in_turn(scene, victims)
+    hellos = [hello for hello in History(scene.processes.logs).hellos if "window" in hello.fingerprint]
+    assert "kvpool" in {hello.role for hello in hellos}
+    limits = [hello.limits for hello in hellos]
+    assert {(each.window, each.tile_tokens, each.has_state) for each in limits} == {(STATE_WINDOW, 1, True)}
 
 
 @pytest.mark.parametrize(

@@ -198,11 +198,12 @@ def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, wi
     assert run(short(seed, 100.0, window=window, **IN_ALL_LAYERS)).failure is None
 
 
-def test_all_of_an_island_pass_a_window_in_the_same_steps() -> None:
-    island, _ = make_island(replace(short(5).plan, window=30, tile_tokens=4))
+@pytest.mark.parametrize("has_state", [False, True])
+def test_all_of_an_island_pass_a_window_in_the_same_steps(has_state: bool) -> None:
+    island, _ = make_island(replace(short(5).plan, window=30, tile_tokens=4, has_state=has_state))
     instances = (*island.prefills, *island.decodes, *island.colocated)
     limits = [island.pool._limits, *(each._limits for each in instances)]
-    assert {(each.window, each.tile_tokens) for each in limits} == {(30, 4)}
+    assert {(each.window, each.tile_tokens, each.has_state) for each in limits} == {(30, 4, has_state)}
 
 
 @pytest.mark.slow
