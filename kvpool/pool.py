@@ -78,9 +78,10 @@ class Pool:
         self._config = config or PoolConfig()
         share = self._config.promised_share
         limits = PromiseLimits(int(share * table.size), int(MAX_PROMISED_SHARE * table.size))
-        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s, limits)
+        span = self._config.span or KvSpan(block_size)
+        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s, limits, span)
         self._next_turns = NextTurns(self._allocator, block_size)
-        self._tree = QuadTree(self._config.span or KvSpan(block_size))
+        self._tree = QuadTree(span)
         self._groups = PrefixGroups(self._allocator.tail_of)
 
     def on(self, message: Message, now: float) -> list[Message]:

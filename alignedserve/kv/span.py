@@ -42,7 +42,8 @@ class KvSpan:
 
     @classmethod
     def of(cls, groups: LayerGroups, block_size: int, max_step: int) -> KvSpan:
-        tile_tokens, counts = 1 if groups.has_state else TILE_TOKENS, (groups.num_full, groups.num_sliding)
+        tile_tokens = 1 if groups.has_state else TILE_TOKENS
+        counts = groups.num_full, groups.num_sliding
         return cls(block_size, groups.window, max_step, *counts, tile_tokens, groups.has_state)
 
     @classmethod
@@ -67,11 +68,17 @@ class KvSpan:
     def num_usable(self, num_saved: int, num_tokens: int) -> int:
         """Returns for how many of its `num_tokens` tokens a request can reuse KV that was saved when it had
         `num_saved`. Returns 0 if its next token attends to columns that were passed by then, since those were not
-        saved, or if a layer has a state, which goes on only where it was saved."""
+        saved, or if layers have states and fewer tokens than were saved are wanted: a state goes on only where it was
+        saved."""
         num_usable = min(num_saved, num_tokens - 1)
         if self.has_state and num_usable < num_saved:
             return 0
         return num_usable if self.num_passed(num_usable) == self.num_passed(num_saved) else 0
+
+    def num_lasting(self, num_saved: int) -> int:
+        """Returns for how many tokens KV that was saved for `num_saved` is of use while that of later tokens is being
+        saved. A state replaces the one in the same column, and with it all of the KV is of no use."""
+        return 0 if self.has_state and num_saved % self.block_size else num_saved
 
     def end(self, num_passed: int, num_columns: int) -> int:
         """Returns the column at which the blocks of sliding groups end, exclusive, if `num_columns` columns have blocks
