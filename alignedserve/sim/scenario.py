@@ -54,6 +54,7 @@ class Scenario(IslandSettings):
             window=span.window,
             num_full_groups=span.num_full_groups,
             num_sliding_groups=span.num_sliding_groups,
+            tile_tokens=span.tile_tokens,
             has_state=span.has_state,
         )
         config = IslandConfig(
