@@ -9,7 +9,7 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.request import Vocabulary
-from alignedserve.kv.format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.format import BLOCKS_PER_RESTORED, DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
 from alignedserve.kv.groups import LayerGroups, layer_groups, one_group
 from alignedserve.kv.span import KvSpan
 from alignedserve.models.config import ModelConfig
@@ -56,6 +56,12 @@ def _check_tables(max_model_len: int, config: EngineConfig, model_config: ModelC
             f"max_model_len={max_model_len}: the tables for sequences of this length take "
             f"{num_bytes / 2**30:.0f} GiB, more than {MAX_TABLE_BYTES >> 30}; give a smaller --max-model-len"
         )
+
+
+def choose_backend(config: EngineConfig, model_config: ModelConfig) -> str:
+    """Returns the name of the attention backend; auto: the fastest one."""
+    is_chosen = config.attention_backend == "auto" and model_config.has_state
+    return "torch" if is_chosen else config.attention_backend
 
 
 def vocabulary_of(model_config: ModelConfig) -> Vocabulary:
@@ -148,6 +154,7 @@ def check_model(config: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError for a configuration that this model can't run, on any machine."""
     _check_hidden_cache(config, model_config)
     _check_quantization(config, model_config)
+    _check_states(config, model_config)
     check_ranks(config, model_config)
 
 
@@ -158,6 +165,20 @@ def _check_hidden_cache(config: EngineConfig, model_config: ModelConfig) -> None
         raise ValueError(
             f"hidden_cache: this model's K is {width} values wide and a layer's input {model_config.hidden_size}; "
             "both must have the same width, as in OPT"
+        )
+
+
+def _check_states(config: EngineConfig, model_config: ModelConfig) -> None:
+    if not model_config.has_state:
+        return
+    sizes, num_layers = model_config.state_bytes, model_config.num_layers
+    if len(sizes) != num_layers or any(each % DTYPE_BYTES["float32"] for each in sizes):
+        raise ValueError(
+            f"state_bytes={sizes}: must be those of float32 values in each of {num_layers} layers"
+        )
+    if config.attention_backend not in ("auto", "torch"):
+        raise ValueError(
+            f"attention_backend={config.attention_backend!r}: must be torch for a model that has layers with a state"
         )
 
 
