@@ -40,12 +40,13 @@ class FadingSum(Llama):
 
     def _attend(self, layer: LlamaLayer, x: Value) -> Value:
         index = layer.attention.layer
-        if not self.config.state_bytes[index]:
+        num_bytes = self.config.state_bytes[index]
+        if not num_bytes:
             return super()._attend(layer, x)
         normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
         rows = self._ops.linear(normed, layer.qkv)
         is_last = layer.attention.outputs_only
-        summed = self._ops.state(rows, StateSpec(index, self._num_kv, self._num_q, self._advance, is_last))
+        summed = self._ops.state(rows, StateSpec(index, num_bytes, self._num_q, self._advance, is_last))
         return add_linear(
             self._ops, summed, layer.attention_out, self._ops.outputs(x) if is_last else x, None
         )

@@ -3,6 +3,7 @@ prompt is cut, whatever leaves and comes back, and wherever a prompt begins like
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from alignedserve.engine.choices import block_format, check_model, choose_layer_
 from alignedserve.engine.config import EngineConfig
 from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.models.hf_config import load_model_config
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.engine.test_prefix_cache import BLOCK, BRANCH, LONG, alone, counted, make_counting
 from tests.engine.test_windows import poison_what_is_passed
 from tests.island import Island
@@ -95,7 +96,7 @@ def test_a_prompt_goes_on_from_the_state_after_a_whole_column(tiny_model: Direct
     ((*answer,),) = tokens(run(instance, [LONG], params))
     assert counted(instance) == 300 + 3
     turn = [*LONG, *answer, 1, 2, 3]
-    for prompt, num_known in ((turn, 303), (LONG, 299), (LONG[:97], 96), (BRANCH, 96)):
+    for prompt, num_known in ((turn, 303), (LONG, 299), (LONG[:97], 96), (LONG[:96], 95), (BRANCH, 96)):
         assert tokens(run(instance, [prompt], params)) == [alone(directory, prompt, params)]
         assert counted(instance) <= len(prompt) - num_known // BLOCK * BLOCK + 3
 
@@ -127,5 +128,10 @@ def test_what_needs_k_and_v_in_all_layers_is_refused(tiny_model: Directory) -> N
     # A token of a layer has 64 values as int8, and a state 128 bytes.
     with pytest.raises(ValueError, match="block_size=1: .* must be at least 2"):
         block_format(config(block_size=1, kv_cache_dtype="fp8"), model, "float32")
-    with pytest.raises(ValueError, match="cpu has no kernel for layers with a state"):
-        make_engine(directory, attention_backend="cpu")
+    with pytest.raises(
+        ValueError, match="attention_backend='cpu': must be torch for a model that has layers"
+    ):
+        check_model(config(attention_backend="cpu"), model)
+    for sizes in ((128,), (128, 0, 130)):
+        with pytest.raises(ValueError, match="must be those of float32 values in each of 3 layers"):
+            check_model(config(), dataclasses.replace(model, state_bytes=sizes))
