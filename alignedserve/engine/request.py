@@ -124,7 +124,7 @@ class Request:
     max_output_len: int
     # The matcher for params.structured_outputs.
     matcher: Matcher | None = None
-    # Its blocks. Whoever makes the request gives them to it, and frees them.
+    # Its blocks. What makes the request gives them to it, and frees them.
     held: Held = field(default_factory=Held)
     # See `Layout`.
     is_reversed: bool = False

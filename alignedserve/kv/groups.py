@@ -22,7 +22,7 @@ from dataclasses import dataclass
 MAX_GROUPS = 8
 
 
-# The tokens whose blocks a layer with a state reads and writes: the one before, and its own.
+# A layer with a state reads and writes the blocks of these tokens: the one before, and its own.
 STATE_WINDOW = 2
 
 

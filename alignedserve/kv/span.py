@@ -68,7 +68,7 @@ class KvSpan:
     def num_usable(self, num_saved: int, num_tokens: int) -> int:
         """Returns for how many of its `num_tokens` tokens a request can reuse KV that was saved when it had
         `num_saved`. Returns 0 if its next token attends to columns that were passed by then, since those were not
-        saved, or if layers have states and fewer tokens than were saved are wanted: a state goes on only where it was
+        saved. Also if layers have states and fewer tokens than were saved are wanted: a state goes on only where it was
         saved."""
         num_usable = min(num_saved, num_tokens - 1)
         if self.has_state and num_usable < num_saved:

@@ -117,7 +117,7 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """One entry per layer: latest tokens whose blocks a token reads, its own included; None for all. Raises
+        """One entry per layer: latest tokens of which a token reads blocks, its own included; None for all. Raises
         ValueError for layers with a window beside layers with a state."""
         if not self.has_state:
             return self.sliding_windows

@@ -24,7 +24,7 @@ WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 GROUPS: tuple[tuple[int, int], ...] = ((0, 1), (1, 1), (1, 3), (2, 3))
 # The share of the plans without a window that get one in some layers.
 MIXED_SHARE = 0.2
-# The share of the plans with a window whose sliding layers have states instead.
+# The share of the plans with a window that have states in its place.
 STATE_SHARE = 0.25
 # The systems that a seed may make: an island with simulated gateways, or a whole system, with the real gateways in
 # front of islands.
