@@ -326,7 +326,7 @@ def test_it_knows_what_layers_with_a_state_need(own: list[str], tiny_model: Call
     said = " ".join(CliRunner().invoke(command, words).stdout.split())
     assert "; layers with a state hold only the last one while decoding" in said and "backend torch" in said
     said = " ".join(CliRunner().invoke(command, [*words, "--attention-backend", "cpu"]).stdout.split())
-    assert "attention_backend='cpu': must be torch for a model that has layers with a state" in said
+    assert "--attention-backend cpu: must be torch for a model that has layers with a state" in said
 
 
 @pytest.mark.slow
