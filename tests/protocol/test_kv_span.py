@@ -24,7 +24,7 @@ SPANS = st.builds(
 )
 SPANS |= st.builds(
     lambda block_size, max_step, groups: KvSpan(
-        block_size, STATE_WINDOW, max_step, *groups, 1, has_state=True
+        block_size, STATE_WINDOW, max_step, groups[0], groups[1], tile_tokens=1, has_state=True
     ),
     st.sampled_from([4, 16]),
     st.sampled_from([1, 7, 100]),
