@@ -20,6 +20,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_tree import BlockTree
 from alignedserve.kvpool.owners import Allocation, AllocationState, OwnerTable
 from alignedserve.kvpool.promises import PromiseLimits
@@ -40,13 +41,20 @@ class Grant(NamedTuple):
 
 class BlockAllocator:
     def __init__(
-        self, table: OwnerTable, block_size: int, deadline_s: float, limits: PromiseLimits | None = None
+        self,
+        table: OwnerTable,
+        block_size: int,
+        deadline_s: float,
+        limits: PromiseLimits | None = None,
+        span: KvSpan | None = None,
     ) -> None:
-        """Starts from the table's content. Reservations found there lapse at the deadline."""
+        """Starts from the table's content. Reservations found there lapse at the deadline. `span`: what requests keep
+        on instances, if that is not everything."""
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: must be at least 1")
         self._table = table
         self._block_size = block_size
+        self._span = span or KvSpan(block_size)
         self._allocations: dict[RequestKey, Allocation] = {}
         # In each state, in the order in which they entered it.
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
@@ -126,17 +134,21 @@ class BlockAllocator:
         owner: str = "",
     ) -> Grant | None:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
-        room. Safe to repeat. `hashes` are those of its first blocks. If it has no blocks yet, it gets the blocks that
-        are known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns
-        what they are promised. `owner` is the request's."""
+        room. Safe to repeat. `hashes` are those of its first blocks. If it has no KV yet, it gets the blocks that are
+        known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns what
+        they are promised. `owner` is the request's."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, num_found = self._allocations.get(key), 0
+        if allocation and self._span.has_state and not allocation.num_tokens:
+            # What it has is of no use any more. Others may use it, so it is not to be written again.
+            self.release(key)
+            allocation = None
         if allocation:
-            tail, num_listed = allocation.tail, allocation.num_blocks
+            tail, num_listed, num_cached = allocation.tail, allocation.num_blocks, allocation.num_tokens
         else:
             tail, num_found = self._known(hashes, num_tokens)
-            num_listed = num_found
+            num_listed, num_cached = num_found, num_found * self._block_size
         num_missing = self.blocks_for(num_tokens) - num_listed
         if not self._has_room(tail, num_listed, num_missing, needs_row=allocation is None):
             return None
@@ -150,13 +162,16 @@ class BlockAllocator:
             if allocation.is_new:
                 # A new router says what an earlier one has reserved it for, and its tokens may differ.
                 allocation.hashes = hashes
+            if num_tokens > num_cached:
+                # An instance may begin to save as soon as this is granted.
+                allocation.num_tokens = self._span.num_lasting(num_cached)
             self._enter(allocation, AllocationState.RESERVED)
             dropped = self._make_room(num_missing, needs_row=False, drops_spares=not is_optional)
         allocation.deadline_s = deadline_s
         self._tree.own(allocation.tail, owner)
         if num_missing > 0:
             self._grow(allocation, num_missing, owner)
-        return Grant(allocation.blocks, dropped, allocation.num_tokens, num_found * self._block_size)
+        return Grant(allocation.blocks, dropped, num_cached, num_found * self._block_size)
 
     def find(
         self,

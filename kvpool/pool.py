@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
     FindNear,
     ForgetAll,
     FormBatch,
+    InstanceLimits,
     MakeSpare,
     Message,
     PoolUse,
@@ -56,6 +57,19 @@ class PoolConfig:
     # The share of all blocks that is promised at most to the next turns of one API key's chats.
     promised_share: float = 0.25
 
+    def limits(self, num_blocks: int, block_size: int) -> InstanceLimits:
+        """Returns what the router is told of a pool with this many blocks. It reads from that for how many tokens saved
+        KV is of use."""
+        span = self.span or KvSpan(block_size)
+        return InstanceLimits(
+            num_blocks,
+            block_size,
+            window=span.window,
+            tile_tokens=span.tile_tokens,
+            has_state=span.has_state,
+            saves_whole=True,
+        )
+
 
 class Pool:
     def __init__(
@@ -64,9 +78,10 @@ class Pool:
         self._config = config or PoolConfig()
         share = self._config.promised_share
         limits = PromiseLimits(int(share * table.size), int(MAX_PROMISED_SHARE * table.size))
-        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s, limits)
+        span = self._config.span or KvSpan(block_size)
+        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s, limits, span)
         self._next_turns = NextTurns(self._allocator, block_size)
-        self._tree = QuadTree(self._config.span or KvSpan(block_size))
+        self._tree = QuadTree(span)
         self._groups = PrefixGroups(self._allocator.tail_of)
 
     def on(self, message: Message, now: float) -> list[Message]:

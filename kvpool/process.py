@@ -16,7 +16,7 @@ from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
-from alignedserve.protocol.messages import Hello, InstanceLimits
+from alignedserve.protocol.messages import Hello
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId
 
@@ -92,14 +92,13 @@ def _is_ours(path: Path) -> bool:
 
 def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
     window = config.pool.span.window if config.pool.span else 0
-    limits = InstanceLimits(segment.num_blocks, config.form.block_size, window=window, saves_whole=True)
     return Hello(
         role="kvpool",
         instance_id=config.instance_id,
         epoch=epoch,
         pid=os.getpid(),
         fingerprint=config.form.describe() | {"window": str(window)},
-        limits=limits,
+        limits=config.pool.limits(segment.num_blocks, config.form.block_size),
         segment=segment.name,
         inventory=pool.inventory(),
         started_s=start_of(epoch),

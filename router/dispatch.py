@@ -136,6 +136,7 @@ class PrefillDispatch:
                 state.note_gaps(state.num_tokens, view.hello.limits.span)
             self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
             self._router.outbox.send(view.instance_id, Prefill([state.work()]))
+            self._pool.note_writes(state)
         view.pending.put(state.key, num_pending, state.is_rt, state.owner)
 
     def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:

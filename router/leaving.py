@@ -281,6 +281,7 @@ class Eviction:
         self._pool.take(state, reserved)
         self._transitions.enter(state, Phase.EVICTING, state.instance_id)
         self._router.outbox.send(state.instance_id, Evict(state.key, state.blocks, state.num_cached))
+        self._pool.note_writes(state)
 
     def evicted(self, view: DecodeView, key: RequestKey, num_tokens: int) -> None:
         """Puts an evicted request back into a queue. The pool has the KV of its first `num_tokens` tokens, and the

@@ -135,6 +135,11 @@ class PoolClient:
             state.is_alone |= self._router.era > 0
         state.take_blocks(reserved.blocks, reserved.num_tokens, reserved.num_found, pool.hello.limits.span)
 
+    def note_writes(self, state: RequestState) -> None:
+        """Notes that an instance was told to save more of the request's KV. Until it has, only what lasts counts."""
+        if pool := self._router.cluster.pool:
+            state.num_cached = pool.hello.limits.span.num_lasting(state.num_cached)
+
     def distrust_all(self) -> None:
         """Begins a new era: no further request gets KV that is known now, or that present requests compute from it."""
         self._router.era += 1

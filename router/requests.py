@@ -252,9 +252,9 @@ class RequestState:
         return hasher.block_hashes_of([*self.request.prompt[num_before:], *self.output[:-1]])
 
     def take_blocks(self, blocks: list[PoolBlockId], num_tokens: int, num_found: int, span: KvSpan) -> None:
-        """Takes the blocks that the pool has given it. If it had none before, there may be KV of its first `num_tokens`
-        tokens in them; other requests had left that of the first `num_found`."""
-        if not self.blocks:
+        """Takes the blocks that the pool has given it. There is KV of its first `num_tokens` tokens in them. If it had
+        none before, or has lost it, other requests had left that of the first `num_found`."""
+        if not (self.blocks and num_tokens):
             self.num_cached = span.num_usable(num_tokens, self.num_tokens)
             self.num_cached, self.num_found = self.num_reusable, num_found
         self.blocks = blocks

@@ -27,6 +27,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests import layer_with_state  # noqa: F401
+from tests.hf_fading_sum import FadingSumConfig
+
 VOCAB_SIZE = 200
 MAX_LEN = 512
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
@@ -145,6 +148,9 @@ CONFIGS: dict[str, Any] = {
             rope_parameters=_YARN_ROPE,
         ),
     ),
+    # The first and the last layer have a state, or all.
+    "fading-sum": lambda: FadingSumConfig(**_GATED, state_layers=(0, 2)),
+    "fading-sum-alone": lambda: FadingSumConfig(**_GATED, state_layers=(0, 1, 2), tie_word_embeddings=True),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15

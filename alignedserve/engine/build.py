@@ -12,6 +12,7 @@ from alignedserve.engine.choices import (
     block_format,
     check_model,
     check_num_gpus,
+    choose_backend,
     choose_dtype,
     choose_layer_groups,
     choose_max_model_len,
@@ -103,9 +104,8 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: RankGroup | None
     dtype = TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
     options = _cuda_options(config)
-    ops = make_ops(
-        config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization, ranks
-    )
+    backend = choose_backend(config, model_config)
+    ops = make_ops(backend, device, dtype, model_config.head_dim, options, config.quantization, ranks)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     # The operations copy the adapters' tensors, on any device.
     weights = with_adapters(weights, config.adapters, config.max_lora_rank, config.num_adapter_places)

@@ -9,7 +9,7 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.request import Vocabulary
-from alignedserve.kv.format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.kv.format import BLOCKS_PER_RESTORED, DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
 from alignedserve.kv.groups import LayerGroups, layer_groups, one_group
 from alignedserve.kv.span import KvSpan
 from alignedserve.models.config import ModelConfig
@@ -58,6 +58,12 @@ def _check_tables(max_model_len: int, config: EngineConfig, model_config: ModelC
         )
 
 
+def choose_backend(config: EngineConfig, model_config: ModelConfig) -> str:
+    """Returns the name of the attention backend; auto: the fastest one."""
+    is_chosen = config.attention_backend == "auto" and model_config.has_state
+    return "torch" if is_chosen else config.attention_backend
+
+
 def vocabulary_of(model_config: ModelConfig) -> Vocabulary:
     # Some configs list end tokens beyond the vocabulary. The model never samples these.
     eos_token_ids = frozenset(
@@ -70,7 +76,7 @@ def block_format(
     config: EngineConfig, model_config: ModelConfig, dtype: str, share_blocks: bool = False
 ) -> BlockFormat:
     groups = choose_layer_groups(config, model_config, share_blocks)
-    return BlockFormat(
+    form = BlockFormat(
         groups.num_layers,
         config.block_size,
         max(model_config.num_kv_heads // config.tensor_parallel_size, 1),
@@ -79,7 +85,14 @@ def block_format(
         KV_CACHE_DTYPES[config.kv_cache_dtype],
         num_ranks=config.tensor_parallel_size,
         num_groups=groups.num_groups,
+        has_state=groups.has_state,
     )
+    if form.layer_bytes < (needed := max(model_config.state_bytes, default=0)):
+        raise ValueError(
+            f"block_size={config.block_size}: a layer of a block has {form.layer_bytes} bytes, and a state of this "
+            f"model needs {needed}: must be at least {-(-needed * config.block_size // form.layer_bytes)}"
+        )
+    return form
 
 
 def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompts: bool) -> KvSpan:
@@ -92,8 +105,11 @@ def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompt
 
 def choose_layer_groups(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> LayerGroups:
     """The layer groups of an instance. An instance that holds blocks for all tokens has all layers in one group."""
-    found = layer_groups(model_config.sliding_windows, model_config.num_layers)
-    is_short = found.window >= choose_max_model_len(config, model_config)
+    found = layer_groups(model_config.windows, model_config.num_layers, model_config.has_state)
+    if found.has_state and (config.hidden_cache or share_blocks):
+        setting = "hidden_cache" if config.hidden_cache else "share_blocks"
+        raise ValueError(f"{setting}: this model has layers with a state, which have no K and V")
+    is_short = not found.has_state and found.window >= choose_max_model_len(config, model_config)
     return one_group(model_config.num_layers) if config.hidden_cache or share_blocks or is_short else found
 
 
@@ -118,6 +134,8 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     setting = f"tensor_parallel_size={size}"
     if config.hidden_cache:
         raise ValueError(f"{setting}: hidden_cache needs instances of one rank")
+    if model_config.has_state:
+        raise ValueError(f"{setting}: this model has layers with a state, which run on one rank")
     kv_heads = model_config.num_kv_heads
     if kv_heads % size and size % kv_heads:
         raise ValueError(f"{setting}: the model's {kv_heads} KV heads can't be divided among {size} ranks")
@@ -136,6 +154,7 @@ def check_model(config: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError for a configuration that this model can't run, on any machine."""
     _check_hidden_cache(config, model_config)
     _check_quantization(config, model_config)
+    _check_states(config, model_config)
     check_ranks(config, model_config)
 
 
@@ -146,6 +165,20 @@ def _check_hidden_cache(config: EngineConfig, model_config: ModelConfig) -> None
         raise ValueError(
             f"hidden_cache: this model's K is {width} values wide and a layer's input {model_config.hidden_size}; "
             "both must have the same width, as in OPT"
+        )
+
+
+def _check_states(config: EngineConfig, model_config: ModelConfig) -> None:
+    if not model_config.has_state:
+        return
+    sizes, num_layers = model_config.state_bytes, model_config.num_layers
+    if len(sizes) != num_layers or any(each % DTYPE_BYTES["float32"] for each in sizes):
+        raise ValueError(
+            f"state_bytes={sizes}: must be those of float32 values in each of {num_layers} layers"
+        )
+    if config.attention_backend not in ("auto", "torch"):
+        raise ValueError(
+            f"attention_backend={config.attention_backend!r}: must be torch for a model that has layers with a state"
         )
 
 

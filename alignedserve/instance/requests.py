@@ -31,6 +31,7 @@ def limits_of(engine: Executor, span: KvSpan) -> InstanceLimits:
         num_full_groups=span.num_full_groups,
         num_sliding_groups=span.num_sliding_groups,
         tile_tokens=span.tile_tokens,
+        has_state=span.has_state,
     )
 
 

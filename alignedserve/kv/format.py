@@ -86,6 +86,8 @@ class BlockFormat:
     num_ranks: int = 1
     # See LayerGroups. `num_layers` counts one group's layers.
     num_groups: int = 1
+    # Whether some blocks hold states. Those fit as they are, in float32, and are moved as they are.
+    has_state: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,10 +133,14 @@ class BlockFormat:
         """Returns the format of these blocks in the pool. Raises ValueError if the pool can't store them so."""
         of_instances = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
         check_pool_kv_dtype(pool_kv_dtype, of_instances)
+        if self.has_state and pool_kv_dtype != "auto":
+            raise ValueError(
+                f"pool_kv_dtype={pool_kv_dtype!r}: must be auto for a model that has layers with a state"
+            )
         return self if pool_kv_dtype == "auto" else replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, which report a difference by name."""
-        return {name: str(value) for name, value in asdict(self).items()} | {
-            "layout": "group,rank,layer,kv,head,slot,dim"
-        }
+        layout = "group,rank,layer,kv,head,slot,dim" + (" and states" if self.has_state else "")
+        fields = {name: str(value) for name, value in asdict(self).items() if name != "has_state"}
+        return fields | {"layout": layout}

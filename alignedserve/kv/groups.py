@@ -6,6 +6,10 @@ holds the KV of one group. A request's tokens are cut into *columns* of `block_s
 each group, and frees those of the sliding groups when it is passed. All blocks have the same size.
 
 Other models have one group with all layers.
+
+A layer may have a state in place of KV, which each token changes. A column's block then holds the state after the
+column's last token so far. A token reads the block with the token before it, and writes the one with its own. So to
+memory, a state is KV with a window of STATE_WINDOW tokens, and a complete column's state never changes.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ from dataclasses import dataclass
 # More groups, of fewer layers each, waste less space. But a step's block table grows with the number of groups. In long
 # contexts most blocks belong to full groups, so only their wasted space matters then.
 MAX_GROUPS = 8
+
+
+# A layer with a state reads and writes the blocks of these tokens: the one before, and its own.
+STATE_WINDOW = 2
 
 
 @dataclass(frozen=True, order=True)
@@ -37,25 +45,27 @@ class LayerGroups:
     num_sliding: int = 1
     # Latest tokens that a token attends to in sliding groups, itself included; 0: all.
     window: int = 0
+    # Whether the layers with the window have a state. The window is then STATE_WINDOW.
+    has_state: bool = False
 
     @property
     def num_groups(self) -> int:
         return self.num_full + self.num_sliding
 
 
-def one_group(num_layers: int, window: int = 0) -> LayerGroups:
-    return LayerGroups(
-        tuple(GroupedLayer(0, index) for index in range(num_layers)), num_layers, window=window
-    )
+def one_group(num_layers: int, window: int = 0, has_state: bool = False) -> LayerGroups:
+    layers = tuple(GroupedLayer(0, index) for index in range(num_layers))
+    return LayerGroups(layers, num_layers, window=window, has_state=has_state)
 
 
-def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:
-    """Groups a model's layers. `windows`: one entry per layer, None for full attention; empty if all layers have it."""
+def layer_groups(windows: Sequence[int | None], num_layers: int, has_state: bool = False) -> LayerGroups:
+    """Groups a model's layers. `windows`: one entry per layer, None for full attention; empty if all layers have it.
+    `has_state`: those with a window have a state."""
     full = [layer for layer, window in enumerate(windows) if window is None]
     sliding = [layer for layer, window in enumerate(windows) if window is not None]
     window = max((each or 0 for each in windows), default=0)
     if not full or not sliding:
-        return one_group(num_layers, window)
+        return one_group(num_layers, window, has_state)
     size = _group_size(len(full), len(sliding))
     num_full = -(-len(full) // size)
     places = {layer: GroupedLayer(*divmod(number, size)) for number, layer in enumerate(full)}
@@ -63,7 +73,7 @@ def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:
         layer: GroupedLayer(num_full + number // size, number % size) for number, layer in enumerate(sliding)
     }
     layers = tuple(places[layer] for layer in range(num_layers))
-    return LayerGroups(layers, size, num_full, -(-len(sliding) // size), window)
+    return LayerGroups(layers, size, num_full, -(-len(sliding) // size), window, has_state)
 
 
 def _group_size(num_full: int, num_sliding: int) -> int:

@@ -14,7 +14,7 @@ Every process counts blocks with these functions, so none has to send its counts
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from alignedserve.kv.groups import LayerGroups
@@ -37,15 +37,19 @@ class KvSpan:
     num_full_groups: int = 0
     num_sliding_groups: int = 1
     tile_tokens: int = TILE_TOKENS
+    # Whether sliding groups have states. These are read token by token, not in tiles.
+    has_state: bool = False
 
     @classmethod
     def of(cls, groups: LayerGroups, block_size: int, max_step: int) -> KvSpan:
-        return cls(block_size, groups.window, max_step, groups.num_full, groups.num_sliding)
+        tile_tokens = 1 if groups.has_state else TILE_TOKENS
+        counts = groups.num_full, groups.num_sliding
+        return cls(block_size, groups.window, max_step, *counts, tile_tokens, groups.has_state)
 
     @classmethod
     def of_whole_requests(cls, groups: LayerGroups, block_size: int) -> KvSpan:
         """Returns the span of requests that never pass a column."""
-        return cls(block_size, 0, 0, groups.num_full, groups.num_sliding)
+        return replace(cls.of(groups, block_size, max_step=0), window=0)
 
     @property
     def num_groups(self) -> int:
@@ -64,9 +68,17 @@ class KvSpan:
     def num_usable(self, num_saved: int, num_tokens: int) -> int:
         """Returns for how many of its `num_tokens` tokens a request can reuse KV that was saved when it had
         `num_saved`. Returns 0 if its next token attends to columns that were passed by then, since those were not
+        saved. Also if layers have states and fewer tokens than were saved are wanted: a state goes on only where it was
         saved."""
         num_usable = min(num_saved, num_tokens - 1)
+        if self.has_state and num_usable < num_saved:
+            return 0
         return num_usable if self.num_passed(num_usable) == self.num_passed(num_saved) else 0
+
+    def num_lasting(self, num_saved: int) -> int:
+        """Returns for how many tokens KV that was saved for `num_saved` is of use while that of later tokens is being
+        saved. A state replaces the one in the same column, and with it all of the KV is of no use."""
+        return 0 if self.has_state and num_saved % self.block_size else num_saved
 
     def end(self, num_passed: int, num_columns: int) -> int:
         """Returns the column at which the blocks of sliding groups end, exclusive, if `num_columns` columns have blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.models.quantised.config import QuantisedConfig
 
 
@@ -91,6 +92,8 @@ class ModelConfig:
     quantised: QuantisedConfig | None = None
     # One entry per layer: latest tokens that a token attends to, itself included; None for all.
     sliding_windows: tuple[int | None, ...] = ()
+    # One entry per layer: bytes of its state, which it has in place of K and V; 0: it attends. Empty: all layers do.
+    state_bytes: tuple[int, ...] = ()
     # For Gemma only. Added to the weight of each norm.
     norm_offset: float = 0.0
     # Whether the outputs of attention and MLP are normed before they are added.
@@ -109,7 +112,21 @@ class ModelConfig:
     pad_token_id: int | None = None
 
     @property
+    def has_state(self) -> bool:
+        return any(self.state_bytes)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """One entry per layer: latest tokens of which a token reads blocks, its own included; None for all. Raises
+        ValueError for layers with a window beside layers with a state."""
+        if not self.has_state:
+            return self.sliding_windows
+        if any(self.sliding_windows):
+            raise ValueError("layers with a sliding window beside layers with a state are not supported")
+        return tuple(STATE_WINDOW if num_bytes else None for num_bytes in self.state_bytes)
+
+    @property
     def window(self) -> int:
-        """Latest tokens that a token attends to in any layer, itself included; 0: some layer attends to all."""
-        windows = [each or 0 for each in self.sliding_windows]
+        """Latest tokens that a token reads in any layer, itself included; 0: some layer reads all."""
+        windows = [each or 0 for each in self.windows]
         return max(windows) if windows and all(windows) else 0

@@ -23,6 +23,7 @@ from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part
 from alignedserve.ops.shard import Shard, Split
+from alignedserve.ops.states import StateSpec
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
@@ -87,13 +88,13 @@ def check_groups(cache: torch.Tensor, groups: LayerGroups | None) -> LayerGroups
     return groups
 
 
-def place_of(spec: AttentionSpec, groups: LayerGroups, step: StepInputs) -> GroupedLayer:
-    """Returns the place of the layer's KV in the cache."""
+def place_of(layer: int, groups: LayerGroups, step: StepInputs) -> GroupedLayer:
+    """Returns the place of the layer's KV, or of its state, in the cache."""
     if step.num_groups != groups.num_groups:
         raise ValueError(f"StepInputs must have {groups.num_groups} groups of layers, not {step.num_groups}")
-    if not 0 <= spec.layer < len(groups.layers):
-        raise ValueError(f"layer must be below the cache's {len(groups.layers)}, not {spec.layer}")
-    return groups.layers[spec.layer]
+    if not 0 <= layer < len(groups.layers):
+        raise ValueError(f"layer must be below the cache's {len(groups.layers)}, not {layer}")
+    return groups.layers[layer]
 
 
 # A backend's own handles of a value or a weight. They are opaque to models.
@@ -226,6 +227,13 @@ class Ops(ABC):
         `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads. Returns [tokens,
         num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.
         """
+
+    def state(self, x: Value, spec: StateSpec) -> Value:
+        """Advances the layer's state with each token's row of `x` [tokens, inputs]. Returns [tokens, spec.width], or
+        [outputs, spec.width] if `spec.outputs_only`."""
+        raise ValueError(
+            f"{self.name} has no kernel for layers with a state: attention_backend='torch' runs them"
+        )
 
     @abstractmethod
     def outputs(self, x: Value) -> Value:

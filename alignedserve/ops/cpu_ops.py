@@ -422,7 +422,7 @@ class CpuOps(Ops):
         return self._gather(x)
 
     def attention(self, qkv: Value, spec: AttentionSpec, projected: Projected | None = None) -> Value:
-        cache, place = self._checked_cache(spec), place_of(spec, self._groups, self._recorded_step())
+        cache, place = self._checked_cache(spec), place_of(spec.layer, self._groups, self._recorded_step())
         _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
         spec = replace(

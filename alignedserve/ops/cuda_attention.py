@@ -70,7 +70,7 @@ class CudaAttention:
         if step.kept_inputs is not None and step.keeps_inputs:
             restore(step, self._cache, spec, projected, plain)
             return self._with_inputs(qkv, spec, step.kept_inputs)
-        place = place_of(spec, self._groups, step)
+        place = place_of(spec.layer, self._groups, step)
         has_decodes = shape.num_decodes > 0
         if has_decodes and self._is_balanced:
             self._make_plan(spec, place.group, qkv.element_size())

@@ -25,6 +25,7 @@ from alignedserve.ops.experts import ExpertsSpec, TakeExpert, taken
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts, without_blocks
 from alignedserve.ops.ranks import RankGroup
 from alignedserve.ops.shard import Split
+from alignedserve.ops.states import StateSpec, run_states
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_adapters import TorchAdapters
 from alignedserve.ops.torch_attention import paged_attention
@@ -218,9 +219,15 @@ class TorchOps(Ops):
         if self._cache is None:
             raise ValueError("bind_cache must be called before attention")
         step = self._running()
-        place = place_of(spec, self._groups, step)
+        place = place_of(spec.layer, self._groups, step)
         restore(step, self._cache, spec, projected)
         return paged_attention(qkv, self._cache, step, spec, place)
+
+    def state(self, x: torch.Tensor, spec: StateSpec) -> torch.Tensor:
+        if self._cache is None:
+            raise ValueError("bind_cache must be called before state")
+        step = self._running()
+        return run_states(x, self._cache, step, spec, place_of(spec.layer, self._groups, step))
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return self._running().output_rows(x)

@@ -98,6 +98,8 @@ class InstanceLimits(Message):
     saves_whole: bool = False
     # An instance's places for adapters that are loaded while it runs; 0: it loads them only when it starts.
     num_adapter_places: Annotated[int, Meta(ge=0)] = 0
+    # Whether sliding groups have states: see LayerGroups.
+    has_state: bool = False
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -137,6 +139,7 @@ class InstanceLimits(Message):
             self.num_full_groups,
             self.num_sliding_groups,
             self.tile_tokens,
+            self.has_state,
         )
 
 

@@ -210,7 +210,10 @@ class SimEngine:
         least = min(size, request.num_computed - column * size)
         is_its_own = column < request.held.num_shared or (held and held.key == key)
         is_there = held is not None and (held.group, held.place) == (group, column)
-        if held is None or not is_its_own or not is_there or held.num_tokens < least:
+        # A state can't be read without the tokens that have changed it since.
+        is_state = self.span.has_state and group >= self.span.num_full_groups
+        is_past = is_state and held is not None and held.num_tokens > least
+        if held is None or not is_its_own or not is_there or held.num_tokens < least or is_past:
             raise RuntimeError(
                 f"request {key} runs with {least} tokens in its block {column} of group {group}, which holds {held}"
             )

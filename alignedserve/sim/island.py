@@ -92,18 +92,9 @@ class SimIsland:
             check_share=config.check_share,
         )
         self.router = self.world.router = SimRouter(self.world, config.router, config.scheduling)
-        self.pool = SimPool(
-            self.world,
-            InstanceId("kvpool-0"),
-            InstanceLimits(
-                config.pool_blocks,
-                config.decode.block_size,
-                window=config.decode.window,
-                tile_tokens=config.decode.tile_tokens,
-                saves_whole=True,
-            ),
-            PoolConfig(span=config.decode.decode_span, promised_share=config.promised_share),
-        )
+        pool = PoolConfig(span=config.decode.decode_span, promised_share=config.promised_share)
+        limits = pool.limits(config.pool_blocks, config.decode.block_size)
+        self.pool = SimPool(self.world, InstanceId("kvpool-0"), limits, pool)
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]
         self.colocated = [self._colocated(each) for each in config.ids_of("colocated")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.pool import TICK_S, Pool, PoolConfig, PoolShell
 from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.sim.process import SimProcess
@@ -37,8 +38,7 @@ class SimPool(SimProcess):
         segment = SimSegment(
             f"segment-{self._num_segments}",
             self._limits.num_blocks,
-            self._limits.block_size,
-            self._config.span.num_groups if self._config.span else 1,
+            self._config.span or KvSpan(self._limits.block_size),
         )
         self.world.segments[segment.name] = segment
         return segment

@@ -54,6 +54,8 @@ class Scenario(IslandSettings):
             window=span.window,
             num_full_groups=span.num_full_groups,
             num_sliding_groups=span.num_sliding_groups,
+            tile_tokens=span.tile_tokens,
+            has_state=span.has_state,
         )
         config = IslandConfig(
             **{each.name: getattr(self, each.name) for each in fields(IslandSettings)},
@@ -65,7 +67,7 @@ class Scenario(IslandSettings):
 
     @property
     def span(self) -> KvSpan:
-        if self.groups.window >= self.max_model_len:
+        if self.groups.window >= self.max_model_len and not self.groups.has_state:
             return KvSpan(self.block_size)
         return KvSpan.of(self.groups, self.block_size, max_step=0)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 
@@ -40,7 +41,7 @@ class Content(NamedTuple):
 
 class Write:
     """A copy into blocks that is under way. Until it is done, the blocks keep their content if it is of the same kind;
-    otherwise they hold nothing."""
+    otherwise they hold nothing. KV of later tokens is added to what a block holds, while a state replaces it."""
 
     def __init__(self, segment: SimSegment, places: Sequence[tuple[PoolBlockId, Content]]) -> None:
         self._segment = segment
@@ -53,7 +54,9 @@ class Write:
                 )
             segment.writes[block] = self
             held = segment.contents.get(block)
-            if held and held.identity != content.identity:
+            is_state = segment.span.has_state and content.group >= segment.span.num_full_groups
+            is_replaced = is_state and held and held.num_tokens != content.num_tokens
+            if held and (held.identity != content.identity or is_replaced):
                 del segment.contents[block]
 
     def finish(self) -> None:
@@ -69,12 +72,12 @@ class Write:
 
 
 class SimSegment:
-    def __init__(self, name: str, num_blocks: int, block_size: int, num_groups: int = 1) -> None:
+    def __init__(self, name: str, num_blocks: int, span: KvSpan) -> None:
         """`num_blocks`: counts whole columns, as the pool does."""
         self.name = name
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.num_groups = num_groups
+        self.span = span
+        self.num_groups = span.num_groups
         # The owner table. In a real segment it is stored there, so that a restarted pool finds it.
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
@@ -126,7 +129,7 @@ class SimSegment:
             ]
             for place, (block, held) in enumerate(of_group, last + 1 - len(of_group)):
                 is_right = held is not None and (held.group, held.place) == (group, place)
-                if held is None or not is_right or (held.num_tokens < self.block_size and place != last):
+                if held is None or not is_right or (held.num_tokens < self.span.block_size and place != last):
                     raise RuntimeError(
                         f"request {key} reads its block {place} of group {group} in {block}, which holds {held}"
                     )

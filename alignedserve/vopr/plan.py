@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
+from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.kv.span import TILE_TOKENS
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.router.config import RouterConfig
@@ -23,6 +24,8 @@ WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 GROUPS: tuple[tuple[int, int], ...] = ((0, 1), (1, 1), (1, 3), (2, 3))
 # The share of the plans without a window that get one in some layers.
 MIXED_SHARE = 0.2
+# The share of the plans with a window that have states in its place.
+STATE_SHARE = 0.25
 # The systems that a seed may make: an island with simulated gateways, or a whole system, with the real gateways in
 # front of islands.
 SYSTEMS = ("island", "whole")
@@ -117,6 +120,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_sliding_groups: int = 1
     # Blocks behind the window are passed in steps of this many tokens.
     tile_tokens: int = TILE_TOKENS
+    # Whether sliding layers have states. The window and the tile are theirs.
+    has_state: bool = False
     # Whether its iterations are about as long as live ones.
     is_short: bool = False
     # Whether decode instances run more than fits into their blocks, so that requests have to leave them.
@@ -181,6 +186,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             num_full_groups=self.num_full_groups,
             num_sliding_groups=self.num_sliding_groups,
             tile_tokens=self.tile_tokens,
+            has_state=self.has_state,
         )
 
 
@@ -210,7 +216,7 @@ def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
         duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
         aims=aims,
         # The kernels' tile is a quarter of the longest request here.
-        tile_tokens=random.choice([4, 16, TILE_TOKENS]),
+        tile_tokens=1 if plan.has_state else random.choice([4, 16, TILE_TOKENS]),
     )
     is_tight = random.random() < TIGHT_SHARE or is_about(aims, *OF_LEAVING)
     return _tightened(short, random) if is_tight else short
@@ -253,7 +259,9 @@ def _with_groups(plan: Plan) -> Plan:
     if not window and random.random() < MIXED_SHARE:
         window, choices = random.choice([each for each in WINDOWS if each]), GROUPS[1:]
     num_full, num_sliding = random.choice(choices) if window else (0, 1)
-    return replace(plan, window=window, num_full_groups=num_full, num_sliding_groups=num_sliding)
+    plan = replace(plan, window=window, num_full_groups=num_full, num_sliding_groups=num_sliding)
+    has_state = window > 0 and Random(f"states of {plan.seed}").random() < STATE_SHARE
+    return replace(plan, window=STATE_WINDOW, tile_tokens=1, has_state=True) if has_state else plan
 
 
 def _with_front(plan: Plan) -> Plan:

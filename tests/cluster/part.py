@@ -30,6 +30,7 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Pull
 from alignedserve.transport.transfer_session import TransferSession
 from alignedserve.types import InstanceId
+from tests import layer_with_state  # noqa: F401
 from tests.forkserver import forking
 
 

@@ -108,6 +108,7 @@ class Setup:
             dtype="float32",
             encoding=KV_CACHE_DTYPES[self.kv_cache_dtype],
             num_groups=self.num_groups,
+            has_state=self.span is not None and self.span.has_state,
         )
 
 

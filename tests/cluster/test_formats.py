@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.kv.groups import STATE_WINDOW, LayerGroups
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.process import segments
 from alignedserve.kvpool.segment import Segment
@@ -96,6 +97,29 @@ def test_layers_with_a_window_beside_others(scenes: Scenes, options: Options, vi
     }
     assert {(window, text) for _, window, text in said} == {(24, "24")}
     assert {role for role, _, _ in said} >= {"kvpool", victims[0].split("-")[0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "victims"),
+    [
+        case("ipc", DECODES[0], PREFILLS[0]),
+        case("host", POOL, ROUTER, one_in=3),
+        case("gloo", PREFILLS[1], DECODES[1], one_in=3),
+        case("colocated", COLOCATED, one_in=3),
+    ],
+)
+def test_layers_with_a_state(scenes: Scenes, options: Options, victims: Victims) -> None:
+    """A made-up kind of layer (`layer_with_state.py`): its state moves where KV would."""
+    groups = LayerGroups((), 1, num_full=1, num_sliding=2, window=STATE_WINDOW, has_state=True)
+    span = KvSpan.of(groups, block_size=16, max_step=1)
+    scene = scenes(
+        "fading-sum", num_groups=span.num_groups, span=span, num_decode_blocks=MAX_BLOCKS, **options
+    )
+    kill_in_turn(scene, victims)
+    hellos = [hello for hello in History(scene.processes.logs).hellos if "window" in hello.fingerprint]
+    assert "kvpool" in {hello.role for hello in hellos}
+    limits = [hello.limits for hello in hellos]
+    assert {(each.window, each.tile_tokens, each.has_state) for each in limits} == {(STATE_WINDOW, 1, True)}
 
 
 @pytest.mark.parametrize(

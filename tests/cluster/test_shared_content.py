@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.kv.groups import STATE_WINDOW, LayerGroups
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import Request
 from alignedserve.types import InstanceId
@@ -33,6 +34,12 @@ def sliding(num_full: int, num_sliding: int, **options: Any) -> dict[str, Any]:
     return {"span": span, "num_groups": span.num_groups} | checked | options
 
 
+def with_states(num_full: int, num_state: int) -> dict[str, Any]:
+    """Options for a model that has layers with a state."""
+    groups = LayerGroups((), 1, num_full, num_state, STATE_WINDOW, has_state=True)
+    return sliding(num_full, num_state, span=KvSpan.of(groups, block_size=16, max_step=1))
+
+
 MISTRAL = ("mistral-window", sliding(0, 1))
 GEMMA = ("gemma3", sliding(1, 2, head_dim=32))
 every_kind = pytest.mark.parametrize(
@@ -40,6 +47,11 @@ every_kind = pytest.mark.parametrize(
     [
         pytest.param(FAMILY, {}, id="all"),
         pytest.param(*GEMMA, id="gemma3"),
+        pytest.param(
+            *("fading-sum", with_states(1, 2)),
+            id="states",
+            marks=[pytest.mark.slow, pytest.mark.drawn(one_in=2)],
+        ),
         pytest.param(*MISTRAL, id="mistral", marks=[pytest.mark.slow, pytest.mark.drawn(one_in=3)]),
     ],
 )

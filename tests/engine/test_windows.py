@@ -38,14 +38,15 @@ LAYER_BYTES = {
 
 
 def poison_what_is_passed(engine: Engine, memory: BlockManager) -> list[int]:
-    """What is freed holds NaN from then on. Returns a list that counts the blocks."""
+    """What is freed holds NaN from then on, or a huge number. Returns a list that counts the blocks."""
     free_passed, found = memory.free_passed, []
+    poison = math.nan if engine.cache.blocks.is_floating_point() else 127
 
     def freeing(held: Held, num_passed: int, num_tokens: int = 0) -> None:
         before = memory.in_columns(held)
         free_passed(held, num_passed, num_tokens)
         passed = {*before} - {*memory.in_columns(held)}
-        engine.cache.blocks[[*passed]] = math.nan
+        engine.cache.blocks[[*passed]] = poison
         found.append(len(passed))
 
     memory.free_passed = freeing  # type: ignore[method-assign]

@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from alignedserve.kv.groups import STATE_WINDOW
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
@@ -10,6 +12,7 @@ from tests.kvpool.allocator_steps import hashes_of, records
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 SOON, LATER = 10.0, 20.0
+WITH_STATES = KvSpan(4, window=STATE_WINDOW, tile_tokens=1, has_state=True)
 
 
 def allocator_of(num_blocks: int, block_size: int = 4) -> BlockAllocator:
@@ -281,6 +284,46 @@ def test_what_was_only_found_is_told_apart_until_it_is_committed_or_spare() -> N
     assert are_new() == {A: False, B: False, C: False}
     allocator.reserve(C, 20, SOON)
     assert are_new()[C] is False
+
+
+def test_a_state_is_given_up_when_more_is_to_be_saved_over_it() -> None:
+    table = OwnerTable.plain(9)
+    allocator = BlockAllocator(table, 4, SOON, span=WITH_STATES)
+    for key in (A, B):
+        reserve(allocator, key, 9)
+        # B's last column is complete, so what it saves next goes to others.
+        assert allocator.commit(key, 5 if key == A else 8)
+        allocator.make_spare(key)
+
+    def kept() -> dict[RequestKey, int]:
+        found = {each.key: each.num_tokens for each in allocator.allocations}
+        assert found == {each.key: each.num_tokens for each in BlockAllocator(table, 4, SOON).allocations}
+        return found
+
+    assert allocator.reserve(A, 5, SOON) and kept() == {A: 5, B: 8}
+    allocator.find(A, 9, SOON)
+    assert kept() == {A: 5, B: 8}
+    for key, num_tokens in ((A, 5), (B, 8)):
+        grant = allocator.reserve(key, 9, SOON)
+        # It may still be loaded.
+        assert grant and grant.num_tokens == num_tokens
+    assert kept() == {A: 0, B: 8}
+    for key in (A, B):
+        allocator.make_spare(key)
+    assert kept() == {B: 8}
+    allocator.check()
+
+
+def test_what_others_have_is_not_written_again_after_a_state_was_given_up() -> None:
+    allocator = BlockAllocator(OwnerTable.plain(20), 4, SOON, span=WITH_STATES)
+    known = shared(allocator, A, "aab")[0][:3]
+    assert shared(allocator, B, "aab")[0][:3] == known and allocator.commit(B, 14)
+    assert allocator.reserve(B, 20, SOON)
+    allocator.forget_all()
+    # A new router asks for the same request.
+    grant = allocator.reserve(B, 20, SOON, hashes_of("aab", 3))
+    assert grant and grant.num_tokens == 0 and not {*known} & {*grant.blocks}
+    allocator.check()
 
 
 def test_the_last_token_s_block_is_always_its_own() -> None:

@@ -10,6 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from alignedserve.kv.groups import STATE_WINDOW
+from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig, gone
 from alignedserve.protocol.messages import (
@@ -50,6 +52,8 @@ class Kept:
 
 
 class PoolStates(RuleBasedStateMachine):
+    span = KvSpan(BLOCK_SIZE)
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -62,9 +66,8 @@ class PoolStates(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.pool = Pool(
-            self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1, promised_share=0.5)
-        )
+        config = PoolConfig(LAPSE_S, horizon_s=1, span=self.span, promised_share=0.5)
+        self.pool = Pool(self.table, BLOCK_SIZE, self.now, config)
 
     @property
     def listed(self) -> set[int]:
@@ -99,6 +102,9 @@ class PoolStates(RuleBasedStateMachine):
 
     @rule(key=KEYS, num_tokens=COUNTS)
     def reserve(self, key: RequestKey, num_tokens: int) -> None:
+        if self.span.has_state and key in self.kept and not self.kept[key].num_tokens:
+            self.pool.on(Release([key]), self.now)
+            self.forget(key)
         kept = self.kept.get(key)
         found = [] if kept else self.found(key, num_tokens)
         before = kept.blocks if kept else found
@@ -124,9 +130,10 @@ class PoolStates(RuleBasedStateMachine):
             self.content.pop(block, None)
         assert [self.content[block] for block in found] == prompt_hashes(key)[: len(found)]
         self.forget(key)
+        replaces = self.span.has_state and num_tokens > answer.num_tokens and answer.num_tokens % BLOCK_SIZE
         self.kept[key] = Kept(
             list(answer.blocks),
-            answer.num_tokens,
+            0 if replaces else answer.num_tokens,
             AllocationState.RESERVED,
             self.now + LAPSE_S,
             is_new=kept.is_new if kept else True,
@@ -244,5 +251,12 @@ class PoolStates(RuleBasedStateMachine):
         assert self.table.num_requests == 0
 
 
-TestPoolStates = PoolStates.TestCase
+class WithStates(PoolStates):
+    """The KV of a request that has lost its state is of no use, and its next reservation is like its first one."""
+
+    span = KvSpan(BLOCK_SIZE, window=STATE_WINDOW, tile_tokens=1, has_state=True)
+
+
+TestPoolStates, TestWithStates = PoolStates.TestCase, WithStates.TestCase
 TestPoolStates.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestWithStates.settings = settings(TestPoolStates.settings, max_examples=50)

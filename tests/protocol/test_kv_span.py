@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.kv.span import TILE_TOKENS, KvSpan
 
 GROUPS = st.sampled_from([(0, 1), (1, 1), (1, 5), (4, 3)])
@@ -20,6 +21,14 @@ SPANS = st.builds(
     st.sampled_from([1, 2, 7, 16, 100]),
     GROUPS,
     st.sampled_from([TILE_TOKENS, TILE_TOKENS, 1, 4, 16]),
+)
+SPANS |= st.builds(
+    lambda block_size, max_step, groups: KvSpan(
+        block_size, STATE_WINDOW, max_step, groups[0], groups[1], tile_tokens=1, has_state=True
+    ),
+    st.sampled_from([4, 16]),
+    st.sampled_from([1, 7, 100]),
+    GROUPS,
 )
 ALL = st.sampled_from([KvSpan(16), KvSpan(4, max_step=7), KvSpan(16, window=24), KvSpan(16, 24, 0, 1, 2)])
 
@@ -66,12 +75,21 @@ def test_what_is_usable_has_all_that_the_next_token_attends_to(
     span: KvSpan, num_saved: int, num_tokens: int
 ) -> None:
     num_usable = span.num_usable(num_saved, num_tokens)
-    assert num_usable in (0, min(num_saved, num_tokens - 1))
+    assert num_usable in ((0, num_saved) if span.has_state else (0, min(num_saved, num_tokens - 1)))
     if num_usable:
         saved = range(span.num_passed(num_saved), span.num_columns(num_saved))
         assert {token // span.block_size for token in seen(span.window, num_usable)[:-1]} <= set(saved)
     if num_saved < num_tokens or not span.window:
         assert num_usable == min(num_saved, num_tokens - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SPANS | ALL, st.integers(0, 700))
+def test_what_lasts_is_not_in_a_column_in_which_more_is_saved(span: KvSpan, num_saved: int) -> None:
+    num_lasting = span.num_lasting(num_saved)
+    assert num_lasting in ((0, num_saved) if span.has_state else (num_saved,))
+    if span.has_state and num_lasting:
+        assert (num_lasting - 1) // span.block_size < num_saved // span.block_size
 
 
 @settings(max_examples=200, deadline=None)

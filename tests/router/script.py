@@ -156,7 +156,9 @@ class Script:
         if asked := self._asked.get(RequestKey(key)):
             num_more = -(-asked.num_tokens // BLOCK_SIZE) - len(given)
             given = [*given, *range(1000 * key, 1000 * key + num_more)]
-        self.say(POOL, Reserved(RequestKey(key), pool_blocks(*given)))
+        state = self.router.state.requests.get(RequestKey(key))
+        num_tokens = state.num_cached if state else 0
+        self.say(POOL, Reserved(RequestKey(key), pool_blocks(*given), num_tokens=num_tokens))
 
     def first_token(self, key: int = 1, token: int = 50, sender: str = PREFILL, **news: Any) -> None:
         first = len(self.state(key).output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.prompts import Prompts
+from alignedserve.kv.groups import STATE_WINDOW
 from alignedserve.kv.held import Held
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
@@ -43,6 +45,8 @@ IN_SOME_LAYERS = {"num_full_groups": 1, "num_sliding_groups": 2}
 def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
     """The beginning of the history of a seed's island."""
     history = history_of(seed, systems=("island",))
+    if "window" in changes:
+        changes = {"has_state": False} | changes
     plan = replace(history.plan, duration_s=seconds, **changes)
     return History(plan, [action for action in history.actions if action.at_s < seconds])
 
@@ -194,11 +198,12 @@ def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, wi
     assert run(short(seed, 100.0, window=window, **IN_ALL_LAYERS)).failure is None
 
 
-def test_all_of_an_island_pass_a_window_in_the_same_steps() -> None:
-    island, _ = make_island(replace(short(5).plan, window=30, tile_tokens=4))
+@pytest.mark.parametrize("has_state", [False, True])
+def test_all_of_an_island_pass_a_window_in_the_same_steps(has_state: bool) -> None:
+    island, _ = make_island(replace(short(5).plan, window=30, tile_tokens=4, has_state=has_state))
     instances = (*island.prefills, *island.decodes, *island.colocated)
     limits = [island.pool._limits, *(each._limits for each in instances)]
-    assert {(each.window, each.tile_tokens) for each in limits} == {(30, 4)}
+    assert {(each.window, each.tile_tokens, each.has_state) for each in limits} == {(30, 4, has_state)}
 
 
 @pytest.mark.slow
@@ -212,6 +217,47 @@ def test_nothing_breaks_where_only_some_layers_have_the_window(
 ) -> None:
     groups = {"num_full_groups": num_full, "num_sliding_groups": num_sliding}
     assert run(short(seed, 100.0, window=window, **groups)).failure is None
+
+
+def short_with_states(seed: int, **groups: int) -> History:
+    needs_kv = {"share_blocks": False, "hidden_cache": False}
+    return short(seed, 100.0, window=STATE_WINDOW, tile_tokens=1, has_state=True, **needs_kv, **groups)
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers", "some do"])
+@pytest.mark.parametrize("seed", [10, 38, 39, 48])
+def test_nothing_breaks_where_layers_have_a_state(seed: int, groups: dict[str, int]) -> None:
+    assert run(short_with_states(seed, **groups)).failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers", "some do"])
+@pytest.mark.parametrize("seed", [38, 48])
+def test_a_state_that_later_tokens_have_changed_is_noticed(
+    seed: int, groups: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_usable = KvSpan.num_usable
+
+    def of_a_window(self: KvSpan, num_saved: int, num_tokens: int) -> int:
+        return num_usable(dataclasses.replace(self, has_state=False), num_saved, num_tokens)
+
+    monkeypatch.setattr(KvSpan, "num_usable", of_a_window)
+    assert "runs with" in failing(short_with_states(seed, **groups))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "groups", "message"),
+    [(10, IN_ALL_LAYERS, "reads"), (10, IN_SOME_LAYERS, "reads"), (39, IN_ALL_LAYERS, "runs with")],
+    ids=["torn in all layers", "torn in some", "of later tokens"],
+)
+def test_a_state_that_was_replaced_by_one_the_router_does_not_know_of_is_noticed(
+    seed: int, groups: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KvSpan, "num_lasting", lambda self, num_saved: num_saved)
+    assert message in failing(short_with_states(seed, **groups))
 
 
 @pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers slide", "some do"])

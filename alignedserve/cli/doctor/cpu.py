@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, counted, fail, note, ok, warn
+from alignedserve.engine.choices import choose_backend
 from alignedserve.kernels.cpu.build import PREBUILT_DIR, cpu_features
 from alignedserve.kernels.cpu.library import LoadedLibrary, loaded
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
@@ -52,7 +53,8 @@ def cores_finding(
 def check_backend(case: Case) -> Iterator[Finding]:
     """Makes the backend as an instance does. Native kernels that are not built yet are built now."""
     name, head_dim = case.engine.attention_backend, case.model.config.head_dim
-    wanted = fastest(case.device) if name == "auto" else name
+    chosen = choose_backend(case.engine, case.model.config)
+    wanted = fastest(case.device) if chosen == "auto" else chosen
     begun_s = time.monotonic()
     try:
         make_ops(wanted, case.device, case.torch_dtype, head_dim, quantization=case.engine.quantization)

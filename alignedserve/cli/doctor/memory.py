@@ -76,6 +76,8 @@ def _window(case: Case) -> str:
     span = _span(case)
     if _blocks_of_longest(case) == span.num_groups * span.num_columns(case.max_model_len):
         return ""
+    if span.has_state:
+        return "; layers with a state hold only the last one while decoding"
     layers = "; sliding-window layers" if span.num_full_groups else "; they"
     return f"{layers} hold only the last {span.window} tokens while decoding"
 

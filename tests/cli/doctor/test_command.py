@@ -321,6 +321,15 @@ def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_h
 
 
 @pytest.mark.slow
+def test_it_knows_what_layers_with_a_state_need(own: list[str], tiny_model: Callable[[str], Path]) -> None:
+    words = [*own, str(tiny_model("fading-sum")), "--skip-tokenizer-init", "--max-num-batched-tokens", "32"]
+    said = " ".join(CliRunner().invoke(command, words).stdout.split())
+    assert "; layers with a state hold only the last one while decoding" in said and "backend torch" in said
+    said = " ".join(CliRunner().invoke(command, [*words, "--attention-backend", "cpu"]).stdout.split())
+    assert "--attention-backend cpu: must be torch for a model that has layers with a state" in said
+
+
+@pytest.mark.slow
 def test_it_leaves_the_hub_the_kernels_and_the_state_as_they_are(own: list[str]) -> None:
     before = sorted(cache_dir().glob("*.so"))
     CliRunner().invoke(command, own)
