@@ -158,13 +158,13 @@ class Boundary:
 
     def preempt(self, request: PrefillRequest) -> None:
         scheduled = _own(request)
-        self._check_computing(scheduled)
         self._prompts.preempt(scheduled)
         self.plan.preempted.append(scheduled.key)
 
     def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
         scheduled = _own(request)
-        self._check_computing(scheduled)
+        if scheduled.state is not PromptState.COMPUTING:
+            raise RuntimeError(f"request {scheduled.key}: is {scheduled.state.name}, and not being computed")
         most = min(scheduled.num_pending, self.num_tokens_left)
         if not 0 < num_tokens <= most or scheduled.key in self._planned:
             is_planned = " once more" if scheduled.key in self._planned else ""
@@ -176,11 +176,6 @@ class Boundary:
         self._planned.add(scheduled.key)
         self.plan.chunks.append((scheduled.key, num_tokens))
         self.computed.append((scheduled.num_computed, num_tokens))
-
-    @staticmethod
-    def _check_computing(scheduled: ScheduledRequest) -> None:
-        if scheduled.state is not PromptState.COMPUTING:
-            raise RuntimeError(f"request {scheduled.key}: is {scheduled.state.name}, and not being computed")
 
 
 def _own(request: PrefillRequest) -> ScheduledRequest:

@@ -1,7 +1,4 @@
-"""Prompts, from their arrival until their KV is in the pool. Pure.
-
-    waiting -> loading (KV that only the pool has) -> computing, chunk by chunk -> saving -> (saved ->) gone
-       '------------------- preempting <----------------------'
+"""Prompts, from their arrival until their KV is in the pool. Pure. Their states are drawn in `scheduled_request.py`.
 
 When a prompt starts, it gets blocks for all of its tokens, including shared ones. It holds them until all of its KV is
 in the pool, and while decode instances may pull it. Abort removes it in any state. Blocks under a copy are held until
@@ -81,11 +78,8 @@ class PromptTable(PrefillTable):
         if request.num_pending == 0:
             self._enter(request, PromptState.SAVING)
 
-    def hold(self, request: ScheduledRequest) -> None:
-        request.is_held = True
-
     def let_go(self, key: RequestKey) -> None:
-        """Ends `hold`: no decode instance pulls the prompt now or later."""
+        """Ends `PrefillSchedule.hold`: no decode instance pulls the prompt now or later."""
         request = self._started[key]
         request.is_held = False
         if request.state is PromptState.SAVED:
@@ -95,11 +89,9 @@ class PromptTable(PrefillTable):
         """Reports that all KV of the prompt is in the pool; or that an aborted prompt is not held and has no copy
         running."""
         request = self._started[key]
-        if request.state not in (PromptState.SAVING, PromptState.ABORTED):
-            raise RuntimeError(f"request {key}: saved, but it is {request.state.name}")
-        if request.is_held:
+        if request.state is not PromptState.ABORTED:
             self._enter(request, PromptState.SAVED)
-        else:
+        if not request.is_held:
             self._leave(key)
 
     def preempt(self, request: ScheduledRequest) -> None:
@@ -108,10 +100,8 @@ class PromptTable(PrefillTable):
     def preempted(self, key: RequestKey) -> None:
         """Reports that the prompt's computed KV is in the pool. The prompt waits again."""
         scheduled = self._started[key]
-        if scheduled.state is not PromptState.PREEMPTING:
-            raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")
-        self._leave(key)
         scheduled.preempt()
+        self._leave(key)
         scheduled.block_hashes = self._prefix_cache.block_hashes(scheduled.work)
         self._waiting[key] = scheduled
 
@@ -124,7 +114,7 @@ class PromptTable(PrefillTable):
 
     def _enter(self, request: ScheduledRequest, state: PromptState) -> None:
         self._num_slots[request.is_rt] -= request.has_slot
-        request.state = state
+        request.enter(state)
         self._num_slots[request.is_rt] += request.has_slot
 
     # ---- counts -----------------------------------------------------------------------------------------------------

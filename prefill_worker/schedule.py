@@ -125,10 +125,8 @@ class PrefillSchedule:
         """Lets decode instances pull this computed prompt's KV until `let_go`. Returns False and changes nothing if
         that would leave too few blocks for other prompts."""
         request = self.prompts.started[key]
-        may_hold = self.stages.has_share(request.num_blocks)
-        if may_hold:
-            self.prompts.hold(request)
-        return may_hold
+        request.is_held = self.stages.has_share(request.num_blocks)
+        return request.is_held
 
     def check(self) -> None:
         """Raises unless every block is either held by its requests or free."""

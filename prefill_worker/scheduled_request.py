@@ -1,4 +1,13 @@
-"""A request on a prefill instance, as its schedule sees it."""
+"""A request on a prefill instance, as its schedule sees it. The states of a prompt, and of a candidate:
+
+    WAITING -> LOADING -> COMPUTING -> SAVING -> SAVED -> gone
+     ^  '-------------------^  |
+     '------- PREEMPTING <-----'
+    WAITING -> STAGING -> STAGED -> gone
+
+A request that is WAITING or STAGED is gone as soon as it is aborted. From any other state it becomes ABORTED. It is
+gone when no copy uses its blocks, and no decode instance may pull them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +27,34 @@ from alignedserve.types import RequestKey
 class PromptState(Enum):
     # Has no blocks.
     WAITING = auto()
+    # KV that only the pool has is being copied from there.
     LOADING = auto()
     COMPUTING = auto()
+    # All of it is computed.
     SAVING = auto()
-    # All of its KV is in the pool. A decode instance may still pull it from here.
+    # All of its KV is in the pool. It stays while a decode instance may pull it from here.
     SAVED = auto()
     # Its computed KV is being saved to the pool. Then it waits again.
     PREEMPTING = auto()
     STAGING = auto()
     STAGED = auto()
-    # Aborted, but its blocks may be under a copy.
+    # Aborted, ended or failed, but its blocks may be under a copy.
     ABORTED = auto()
+
+
+# The states that may follow each state: the drawing above.
+NEXT: dict[PromptState, tuple[PromptState, ...]] = {
+    PromptState.WAITING: (PromptState.LOADING, PromptState.COMPUTING, PromptState.STAGING),
+    PromptState.LOADING: (PromptState.COMPUTING, PromptState.ABORTED),
+    PromptState.COMPUTING: (PromptState.SAVING, PromptState.PREEMPTING, PromptState.ABORTED),
+    PromptState.SAVING: (PromptState.SAVED, PromptState.ABORTED),
+    PromptState.SAVED: (PromptState.ABORTED,),
+    PromptState.PREEMPTING: (PromptState.WAITING, PromptState.ABORTED),
+    PromptState.STAGING: (PromptState.STAGED, PromptState.ABORTED),
+    PromptState.STAGED: (),
+    # An abort may be repeated.
+    PromptState.ABORTED: (PromptState.ABORTED,),
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -86,13 +112,20 @@ class ScheduledRequest(Held):
     def has_slot(self) -> bool:
         return self.state in (PromptState.LOADING, PromptState.COMPUTING)
 
+    def enter(self, state: PromptState) -> None:
+        """Raises RuntimeError if the state can't follow the present one."""
+        if state not in NEXT[self.state]:
+            raise RuntimeError(f"request {self.key}: to enter {state.name}, but it is {self.state.name}")
+        self.state = state
+
     def preempt(self) -> None:
-        """Returns the prompt to the waiting state after it lost its blocks. Its computed KV is in the pool, except for
-        an embedding."""
+        """Returns the prompt to the waiting state as it loses its blocks. Its computed KV is in the pool, except for an
+        embedding."""
+        self.enter(PromptState.WAITING)
         if self.work.request.is_embedding:
             self.num_pending = self.num_tokens
         self.work = replace(self.work, num_cached=self.num_computed)
-        self.state, self.block_hashes = PromptState.WAITING, ()
+        self.block_hashes = ()
 
 
 ScheduledRequests = dict[RequestKey, ScheduledRequest]

@@ -1,11 +1,8 @@
 """The candidates of decode instances on the instance from which they are pulled. Pure; `staging.py` moves their
-KV.
+KV. Their states are drawn in `scheduled_request.py`.
 
-    waiting -> staging (its KV is being copied from the pool) -> staged -> gone, when it is unstaged
-
-Candidates have a share of the blocks. Within it they precede prompts, because decode instances wait for them. Prompts
-that are held for decode instances (`staging.py`) count in the same share. Blocks under a copy are held until the copy
-is reported.
+They have a share of the blocks. Within it they precede prompts, because decode instances wait for them. Prompts that
+are held for decode instances (`staging.py`) count in it. Blocks under a copy are held until the copy is reported.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ class Stages(PrefillTable):
                 break
             self._started[request.key] = self._waiting.pop(request.key)
             self._reserve(request, request.work.num_cached, request.work.num_cached)
-            request.state = PromptState.STAGING
+            request.enter(PromptState.STAGING)
             works.append(request.work)
         return works
 
@@ -60,7 +57,7 @@ class Stages(PrefillTable):
         if request.state is PromptState.ABORTED:
             self._leave(key)
             return False
-        request.state = PromptState.STAGED
+        request.enter(PromptState.STAGED)
         return True
 
     def unstage(self, key: RequestKey) -> bool:
@@ -71,7 +68,7 @@ class Stages(PrefillTable):
         if request and request.state is PromptState.STAGED:
             self._leave(key)
         elif request:
-            request.state = PromptState.ABORTED
+            request.enter(PromptState.ABORTED)
         return key in self._started
 
     # ---- which is next ----------------------------------------------------------------------------------------------

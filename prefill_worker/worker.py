@@ -25,6 +25,7 @@ from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.boundary import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.protocol.messages import (
     Abort,
@@ -49,28 +50,19 @@ from alignedserve.types import RequestKey
 class Prompt:
     work: Work
     request: Request
+    scheduled: ScheduledRequest
     # Columns with KV in the pool or on the way to it.
     num_saved_columns: int
     # Tokens with KV that it shared here when it started.
     num_shared: int
     # Columns that it had passed with the KV in the pool. It has no blocks for them in sliding groups.
     num_passed: int
-    # Nothing more is computed or saved. It leaves when no copy is running.
-    is_dropped: bool = False
-    # Nothing is computed until it starts again. It leaves when no copy is running.
-    is_preempted: bool = False
-    # The message to send when a dropped prompt leaves.
+    # The message to send when an aborted prompt leaves.
     last_message: Failed | Gone | None = None
-    # All of its KV is in the pool, and the next report says so. It leaves when it is not held.
-    is_saved: bool = False
 
     @property
     def key(self) -> RequestKey:
         return self.work.request.key
-
-    @property
-    def is_computed(self) -> bool:
-        return self.request.num_computed == len(self.work.request.prompt) + len(self.work.output)
 
 
 class PrefillWorker(Worker):
@@ -173,12 +165,12 @@ class PrefillWorker(Worker):
         return [(self._requests[key].request, count) for key, count in plan.chunks]
 
     def _start(self, work: Work) -> None:
-        held = self.schedule.prompts.started[work.request.key]
-        request = self.prompts.start(work, held)
+        scheduled = self.schedule.prompts.started[work.request.key]
+        request = self.prompts.start(work, scheduled)
         num_shared = self.prompts.num_shared(work.request.key)
         num_saved = work.num_cached // self.engine.format.block_size
         num_passed = self.memory.span.num_passed(work.num_cached)
-        self._requests[work.request.key] = Prompt(work, request, num_saved, num_shared, num_passed)
+        self._requests[work.request.key] = Prompt(work, request, scheduled, num_saved, num_shared, num_passed)
         if work.num_cached <= num_shared:
             self.engine.join(request)
             if request.num_computed:
@@ -203,7 +195,7 @@ class PrefillWorker(Worker):
         self.prompts.computed([request])
         if request.status is Status.HELD:
             self._drop(prompt, None)  # The request ended with its first token, or with its embedding
-        elif prompt.is_computed:
+        elif prompt.scheduled.state is PromptState.SAVING:
             self.engine.part(request)
             self._hold(prompt)
             self._save_columns(prompt, self.engine.format.num_columns(request.num_computed))
@@ -233,7 +225,7 @@ class PrefillWorker(Worker):
         prompt = self._requests[outcome.keys[0]]
         if outcome.error is not None:
             self._drop(prompt, Failed(prompt.key, "load", outcome.error, outcome.wrong_block))
-        elif prompt.is_dropped:
+        elif prompt.scheduled.state is PromptState.ABORTED:
             self._leave_if_done(prompt)
         else:
             self.schedule.prompts.loaded(prompt.key)
@@ -258,7 +250,6 @@ class PrefillWorker(Worker):
             self._leave_if_done(prompt)
 
     def _preempt(self, prompt: Prompt) -> None:
-        prompt.is_preempted = True
         self.engine.part(prompt.request)
         num_computed = prompt.request.num_computed
         # The pool has what was loaded from it. Its last block may hold more tokens than this instance has been told.
@@ -290,8 +281,8 @@ class PrefillWorker(Worker):
 
     def _drop(self, prompt: Prompt, last_message: Failed | Gone | None) -> None:
         """Stops work on the prompt. It leaves when no copy is running, and its last message is then sent."""
-        if not prompt.is_dropped:
-            prompt.is_dropped, prompt.last_message = True, last_message
+        if prompt.scheduled.state is not PromptState.ABORTED:
+            prompt.last_message = last_message
             self.schedule.abort(prompt.key)
             if prompt.request.status is Status.RUNNING:
                 self.engine.part(prompt.request)
@@ -304,24 +295,19 @@ class PrefillWorker(Worker):
     def _leave_if_done(self, prompt: Prompt) -> None:
         if prompt.key in self.copies:
             return
-        if prompt.is_dropped:
-            if prompt.key in self._staging:
-                return
-            self._outbox += [prompt.last_message] if prompt.last_message else []
-            self.schedule.prompts.saved(prompt.key)
-        elif prompt.is_preempted:
-            self._preempted(prompt)
-            return
-        elif not prompt.is_computed:
-            return
-        elif not prompt.is_saved:
-            prompt.is_saved = True
+        if prompt.scheduled.state is PromptState.SAVING:
             self._report.saved.append((prompt.key, prompt.request.num_computed))
             self.schedule.prompts.saved(prompt.key)
-        if prompt.key not in self._staging:
+        state = prompt.scheduled.state
+        if state is PromptState.PREEMPTING:
+            self._preempted(prompt)
+        elif state in (PromptState.SAVED, PromptState.ABORTED) and prompt.key not in self._staging:
             self._leave(prompt)
 
     def _leave(self, prompt: Prompt) -> None:
+        if prompt.scheduled.state is PromptState.ABORTED:
+            self._outbox += [prompt.last_message] if prompt.last_message else []
+            self.schedule.prompts.saved(prompt.key)
         self.engine.release(prompt.request)
         self.prompts.left(prompt.key)
         del self._requests[prompt.key]

@@ -29,9 +29,12 @@ from alignedserve.kernels.triton.kv_rows import codes_of, scales_of
 from alignedserve.kernels.triton.paged_attention import (
     LOG2_E,
     PagedStep,
+    add_loaded,
     attend_to_tile,
+    attend_to_tiles,
     check_attention,
     look_up,
+    no_keys,
 )
 from alignedserve.kernels.triton.shared_attention import Shared, add_shared, shared_attention
 
@@ -126,8 +129,7 @@ def balanced_attention(
 ) -> torch.Tensor:
     """`cache`: one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan`: made for this step, window and
     `shared`, which is the plan of keys that are read once for several sequences."""
-    num_heads, num_kv_heads, head_dim, block_size = check_attention(q, cache, out, sinks)
-    tuning = scratch.tuning
+    form = _form(q, cache, out, sinks, window, scratch.tuning)
     if shared:
         shared_attention(q, cache, step, shared, scale)
     _balanced_kernel[(scratch.num_programs,)](
@@ -150,20 +152,9 @@ def balanced_attention(
         scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
-        Q_STRIDE=q.stride(0),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        ROW=cache.shape[4],
-        BLOCK_SIZE=block_size,
-        WINDOW=window or 0,
-        ROWS=_rows(num_heads, num_kv_heads),
-        WIDTH=triton.next_power_of_2(head_dim),
-        TILE=tuning.tile,
-        HEADS_UP=triton.next_power_of_2(num_heads // num_kv_heads),
+        HEADS_UP=triton.next_power_of_2(q.shape[1] // cache.shape[2]),
         SHARED_ROWS=shared.scratch.tuning.rows if shared else 0,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
+        **form,
     )
     return out
 
@@ -178,8 +169,8 @@ def plain_attention(
     tuning: Tuning,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_heads, num_kv_heads, head_dim, block_size = check_attention(q, cache, out, sinks)
-    _plain_kernel[(step.num_seqs, num_kv_heads)](
+    form = _form(q, cache, out, sinks, window, tuning)
+    _plain_kernel[(step.num_seqs, cache.shape[2])](
         q,
         codes_of(cache),
         scales_of(cache),
@@ -195,20 +186,35 @@ def plain_attention(
         scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
-        Q_STRIDE=q.stride(0),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        ROW=cache.shape[4],
-        BLOCK_SIZE=block_size,
-        WINDOW=window or 0,
-        ROWS=_rows(num_heads, num_kv_heads),
-        WIDTH=triton.next_power_of_2(head_dim),
-        TILE=tuning.tile,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
+        **form,
     )
     return out
+
+
+def _form(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None,
+    window: int | None,
+    tuning: Tuning,
+) -> dict[str, int]:
+    """Checks the tensors, and returns the arguments for which both kernels are compiled."""
+    num_heads, num_kv_heads, head_dim, block_size = check_attention(q, cache, out, sinks)
+    return {
+        "Q_STRIDE": q.stride(0),
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROW": cache.shape[4],
+        "BLOCK_SIZE": block_size,
+        "WINDOW": window or 0,
+        "ROWS": _rows(num_heads, num_kv_heads),
+        "WIDTH": triton.next_power_of_2(head_dim),
+        "TILE": tuning.tile,
+        "num_warps": tuning.num_warps,
+        "num_stages": tuning.num_stages,
+    }
 
 
 def _rows(num_heads: int, num_kv_heads: int) -> int:
@@ -311,9 +317,7 @@ def _balanced_kernel(
         token,
         first_unit - tile,
     )
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    highest, total, acc = no_keys(ROWS, WIDTH)
     # One loop over the tiles of all heads, so that keys of the next head are loaded while this one ends.
     for unit in range(first_unit, end_unit):
         highest, total, acc = attend_to_tile(
@@ -453,9 +457,7 @@ def _add_parts(
     row = tl.arange(0, HEADS_UP)
     dim = tl.arange(0, WIDTH)
     is_head = row < HEADS
-    highest = tl.full([HEADS_UP], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS_UP], tl.float32)
-    acc = tl.zeros([HEADS_UP, WIDTH], tl.float32)
+    highest, total, acc = no_keys(HEADS_UP, WIDTH)
     for first in range(first_program, last_program + 1, 8):
         program = first + tl.arange(0, 8)
         slot = 2 * program + (program * per_program < head_start)
@@ -466,14 +468,7 @@ def _add_parts(
         part_total = tl.load(at + ROWS, mask=mask, other=0.0, cache_modifier=".cg")
         at = parts + slot[:, None, None] * ROWS * WIDTH + row[None, :, None] * WIDTH + dim[None, None, :]
         part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(highest, tl.max(part_highest, 0))
-        # Padding rows have no maximum.
-        higher = tl.where(is_head, higher, 0.0)
-        shrink = tl.exp2(highest - higher)
-        part_shrink = tl.exp2(part_highest - higher[None, :])
-        total = total * shrink + tl.sum(part_total * part_shrink, 0)
-        acc = acc * shrink[:, None] + tl.sum(part * part_shrink[:, :, None], 0)
-        highest = higher
+        acc, total, highest = add_loaded(acc, total, highest, part, part_total, part_highest, is_head)
     return acc, total, highest
 
 
@@ -516,34 +511,12 @@ def _plain_kernel(
     block = look_up(table, first_tile, length, BLOCK_SIZE, TILE)
     if (length > 0) & (num_queries == 1):
         query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        for tile in range(first_tile, (length + TILE - 1) // TILE):
-            highest, total, acc = attend_to_tile(
-                query,
-                cache,
-                scales,
-                kv_head,
-                block,
-                is_reversed,
-                seq,
-                tile,
-                length,
-                highest,
-                total,
-                acc,
-                scale,
-                block_stride,
-                value_offset,
-                HEAD_DIM,
-                ROW,
-                BLOCK_SIZE,
-                WINDOW,
-                WIDTH,
-                TILE,
-            )
-            block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
+        highest, total, acc = no_keys(ROWS, WIDTH)
+        highest, total, acc = attend_to_tiles(
+            query, cache, scales, kv_head, table, block, is_reversed, seq, first_tile, (length + TILE - 1) // TILE,
+            length, highest, total, acc, scale, block_stride, value_offset, HEAD_DIM, ROW, BLOCK_SIZE, WINDOW, WIDTH,
+            TILE,
+        )  # fmt: skip
         _store_out(out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
 
 

@@ -74,6 +74,15 @@ def look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def no_keys(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns the maximum, the sum and the weighted values of rows before their first tile."""
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    return highest, total, acc
+
+
+@triton.jit
 def attend_to_tile(
     query,
     cache,
@@ -141,6 +150,22 @@ def attend_to_tile(
 
 
 @triton.jit
+def attend_to_tiles(
+    query, cache, scales, kv_head, table, block, is_reversed, seq, first_tile, end_tile, length, highest, total, acc,
+    scale, block_stride, value_offset, HEAD_DIM: tl.constexpr, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, is_row=None,
+):  # fmt: skip
+    """Adds the tiles of one sequence and head. `block` has the blocks of the first tile's keys."""
+    for tile in range(first_tile, end_tile):
+        highest, total, acc = attend_to_tile(
+            query, cache, scales, kv_head, block, is_reversed, seq, tile, length, highest, total, acc, scale,
+            block_stride, value_offset, HEAD_DIM, ROW, BLOCK_SIZE, WINDOW, WIDTH, TILE, is_row,
+        )  # fmt: skip
+        block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
+    return highest, total, acc
+
+
+@triton.jit
 def leave_part(
     parts,
     weights,
@@ -169,6 +194,11 @@ def add_parts(acc, total, highest, parts, weights, rows, mask, is_head, WIDTH: t
     part_total = tl.load(weights + 2 * rows + 1, mask=mask, other=0.0, cache_modifier=".cg")
     at = parts + rows[:, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
     part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+    return add_loaded(acc, total, highest, part, part_total, part_highest, is_head)
+
+
+@triton.jit
+def add_loaded(acc, total, highest, part, part_total, part_highest, is_head):
     higher = tl.maximum(highest, tl.max(part_highest, 0))
     # Padding rows have no maximum.
     higher = tl.where(is_head, higher, 0.0)

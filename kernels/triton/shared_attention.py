@@ -23,10 +23,11 @@ from alignedserve.kernels.triton.paged_attention import (
     PagedStep,
     Parts,
     add_parts,
-    attend_to_tile,
+    attend_to_tiles,
     check_attention,
     leave_part,
     look_up,
+    no_keys,
 )
 from alignedserve.kernels.triton.shared_plan import MAX_PARTS as MAX_PARTS_OF_PLAN
 from alignedserve.kernels.triton.shared_plan import SharedPlan
@@ -185,9 +186,7 @@ def _shared_kernel(
         token = tl.load(query_start + seq, mask=is_row, other=0).to(tl.int64)
         at = q + (token * Q_STRIDE + (kv_head * HEADS + row % HEADS) * HEAD_DIM)[:, None] + dim[None, :]
         query = tl.load(at, mask=is_row[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        highest, total, acc = no_keys(ROWS, WIDTH)
         for index in range(tl.load(task + 4), tl.load(task + 5)):
             segment = segments + 8 * index
             first_tile = tl.load(segment)
@@ -202,32 +201,10 @@ def _shared_kernel(
             end_tile = first_tile + tl.minimum(end - before, num_segment_tiles)
             length = end_tile * TILE
             block = look_up(table, begin_tile, length, BLOCK_SIZE, TILE)
-            for tile in range(begin_tile, end_tile):
-                highest, total, acc = attend_to_tile(
-                    query,
-                    cache,
-                    scales,
-                    kv_head,
-                    block,
-                    None,
-                    0,
-                    tile,
-                    length,
-                    highest,
-                    total,
-                    acc,
-                    scale,
-                    block_stride,
-                    value_offset,
-                    HEAD_DIM,
-                    ROW,
-                    BLOCK_SIZE,
-                    0,
-                    WIDTH,
-                    TILE,
-                    attends,
-                )
-                block = look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
+            highest, total, acc = attend_to_tiles(
+                query, cache, scales, kv_head, table, block, None, 0, begin_tile, end_tile, length, highest, total,
+                acc, scale, block_stride, value_offset, HEAD_DIM, ROW, BLOCK_SIZE, 0, WIDTH, TILE, attends,
+            )  # fmt: skip
         first = _first_part_row(program, first_row, num_rows, kv_head, HEADS, NUM_KV_HEADS, ROWS)
         leave_part(parts, weights, first, num_rows * HEADS, acc, highest, total, ROWS, WIDTH)
 

@@ -54,7 +54,7 @@ def test_blocks_are_held_until_the_kv_is_saved() -> None:
     assert schedule.memory.num_free == 0, "two prompts of 15 blocks, and no room for the third"
     schedule.prompts.saved(second.request.key)
     assert compute(schedule) == [4]
-    with pytest.raises(RuntimeError, match="saved, but it is COMPUTING"):
+    with pytest.raises(RuntimeError, match="to enter SAVED, but it is COMPUTING"):
         schedule.prefill([other := prompt(20)])
         schedule.plan(0.0)
         schedule.prompts.saved(other.request.key)
