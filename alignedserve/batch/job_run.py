@@ -126,7 +126,7 @@ class JobRun:
                 changed = after(job, event, int(time.time()))
                 # If the job has changed, it was cancelled meanwhile. The next round handles that.
                 told = self.shared.hooks.deliveries_of(changed) if changed.is_over else ()
-                is_done = await retried(store.finish_job, job, changed, self.lease, files, told)
+                is_done = await retried(store.replace_job, job, changed, self.lease, files, told)
                 if is_done and changed.is_over:
                     self.shared.hooks.on_over(changed)
 

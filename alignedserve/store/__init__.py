@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.store.base import STAGES, Stage, Store, StoreFull, StoreLimits, TooManyJobs
+from alignedserve.store.base import STAGES, Listing, Stage, Store, StoreFull, StoreLimits, TooManyJobs
 from alignedserve.store.contents import Contents, ContentsInStore
 from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
 from alignedserve.store.homes import BrokenOff
@@ -56,6 +56,7 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LineResult",
+    "Listing",
     "NewItems",
     "Part",
     "PlacedInput",

@@ -16,7 +16,8 @@ Until one does, the old holder keeps it: being slow costs nothing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,15 +25,15 @@ from typing import Literal
 
 from alignedserve.store.deliveries import Delivery, DeliveryStore
 from alignedserve.store.records import (
+    MESSAGE_BATCH,
     FileId,
     FileRecord,
     JobId,
     JobRecord,
     Lease,
-    LeaseState,
+    Leases,
     LineResult,
     Order,
-    Purpose,
     Tally,
 )
 from alignedserve.store.responses import ResponseStore
@@ -106,7 +107,45 @@ class Page:
     has_more: bool
 
 
-class Store(ABC):
+@dataclass(frozen=True)
+class Listing:
+    """What a page is wanted of."""
+
+    # `files`, `files:PURPOSE`, `jobs`, or `jobs:messages` for message batches only.
+    name: str
+    # None: everyone's.
+    owner: str | None
+    # The id before the page; None: the page is the first.
+    after: str | None
+    limit: int
+    # By age.
+    order: Order = "desc"
+
+    @property
+    def newest_first(self) -> bool:
+        return self.order == "desc"
+
+    def page(self, found: Sequence[str]) -> Page:
+        """Returns the page that begins with these ids."""
+        return Page([*found[: self.limit]], has_more=len(found) > self.limit)
+
+    def had(self, owner: str) -> bool:
+        """Returns whether the job `after`, which was this owner's, was in this list before it was deleted."""
+        return self.owner in (None, owner) and self.name in job_lists(str(self.after))
+
+
+def job_lists(job_id: str) -> list[str]:
+    """Returns the names of the lists that contain a job until it is deleted."""
+    return ["jobs", "jobs:messages"] if job_id.startswith(MESSAGE_BATCH) else ["jobs"]
+
+
+def due_in(stage: Stage, now: float) -> list[tuple[str, float]]:
+    """Returns the statuses of jobs that can be taken in this stage, each with the latest deadline."""
+    late = [("in_progress", now)] if stage == "end" else []
+    return [*((status, math.inf) for status in STATUSES[stage]), *late]
+
+
+class Store(Leases):
     @abstractmethod
     async def close(self) -> None: ...
 
@@ -137,6 +176,11 @@ class Store(ABC):
     def deliveries(self) -> DeliveryStore | None:
         """Returns the store of deliveries, or None."""
         return None
+
+    @abstractmethod
+    async def page(self, listing: Listing) -> Page | None:
+        """Returns a page of files or jobs. None: there is no `after`, and it was no job in the last PLACE_KEPT_S
+        seconds."""
 
     # ---- files ----
 
@@ -189,12 +233,6 @@ class Store(ABC):
         """Deletes the file. "in_use": it is the input of an open job and stays."""
 
     @abstractmethod
-    async def list_files(
-        self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
-    ) -> Page | None:
-        """Lists files by age: an owner's, or everyone's (None). Returns None if there is no file `after`."""
-
-    @abstractmethod
     async def expired_files(self, now: float) -> list[FileId]:
         """Returns some expired files that may be deleted."""
 
@@ -216,18 +254,6 @@ class Store(ABC):
         """Returns the existing ones of these jobs, in this order, each with its tally; in one round trip."""
 
     @abstractmethod
-    async def list_jobs(
-        self,
-        owner: str | None,
-        after: JobId | None,
-        limit: int,
-        order: Order = "desc",
-        of_messages: bool = False,
-    ) -> Page | None:
-        """Lists jobs by age: an owner's, or everyone's (None); with `of_messages`, only message batches. Returns None
-        if there is no job `after`, and was none in the last PLACE_KEPT_S seconds."""
-
-    @abstractmethod
     async def delete_job(self, job: JobRecord) -> bool:
         """Deletes the job, but none of its files. Returns False if it is open. Safe to repeat."""
 
@@ -240,10 +266,18 @@ class Store(ABC):
         """Returns the number of open jobs by status."""
 
     @abstractmethod
-    async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
-        """Replaces the job. Returns False if it is not `old` any more. The holder passes its `lease` (raises LeaseLost
-        if that was lost); other callers pass None. If the job has ended after this, its lease, its results and its hold
-        on the input file are deleted."""
+    async def replace_job(
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease | None,
+        files: Sequence[FileRecord] = (),
+        deliveries: Sequence[Delivery] = (),
+    ) -> bool:
+        """Atomically replaces the job, commits `files` and stores `deliveries`. Returns False if the job is not `old`
+        any more, or the content of a file has been deleted. The holder passes its `lease` (raises LeaseLost if that was
+        lost); other callers pass None. If the job has ended after this, its lease, its results and its hold on the
+        input file are deleted."""
 
     # ---- what was learned ----
 
@@ -261,13 +295,6 @@ class Store(ABC):
         """Takes the leases of at most `count` unleased jobs in this stage, the most urgent first. A job with its
         deadline before `now` is in the stage "end", whether or not it has run. `holder` is a name for people to
         read."""
-
-    @abstractmethod
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...
-
-    @abstractmethod
-    async def release(self, lease: Lease) -> None:
-        """Releases the lease, and marks its running lines as stopped. Does nothing if the lease is lost."""
 
     # ---- results ----
 
@@ -293,15 +320,3 @@ class Store(ABC):
     @abstractmethod
     async def results(self, job_id: JobId, lines: Sequence[int]) -> list[LineResult | None]:
         """Returns the results of the first lines: at least one, and as many as fit in some MiB."""
-
-    @abstractmethod
-    async def finish_job(
-        self,
-        old: JobRecord,
-        new: JobRecord,
-        lease: Lease,
-        files: Sequence[FileRecord],
-        deliveries: Sequence[Delivery] = (),
-    ) -> bool:
-        """Does `replace_job`, commits `files` and stores `deliveries`, atomically. Also returns False if the content of
-        a file has been deleted."""

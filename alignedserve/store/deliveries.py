@@ -7,12 +7,12 @@ not. All methods raise StoreAway and may be repeated.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import NewType
 
 import msgspec
 
-from alignedserve.store.records import Lease
+from alignedserve.store.records import Lease, Leases
 
 DeliveryId = NewType("DeliveryId", str)
 
@@ -33,7 +33,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_tries: int = 0
 
 
-class DeliveryStore(ABC):
+class DeliveryStore(Leases):
     @abstractmethod
     async def take(self, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
         """Takes the leases of at most `count` due deliveries that have no holder. `holder` is a name for people to
@@ -49,10 +49,6 @@ class DeliveryStore(ABC):
     @abstractmethod
     async def put_off(self, lease: Lease, delivery: Delivery, due_at: float) -> None:
         """Stores the delivery for another try and releases the lease. Raises LeaseLost."""
-
-    @abstractmethod
-    async def release(self, lease: Lease) -> None:
-        """Releases the lease. Does nothing if it is lost."""
 
     @abstractmethod
     async def refused(self) -> int:

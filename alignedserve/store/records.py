@@ -7,6 +7,8 @@ added.
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -172,3 +174,12 @@ class Lease:
 
 # The state of a lease at its renewal.
 LeaseState = Literal["lost", "held", "cancelling"]
+
+
+class Leases(ABC):
+    @abstractmethod
+    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...
+
+    @abstractmethod
+    async def release(self, lease: Lease) -> None:
+        """Releases the lease, and marks its running lines as stopped. Does nothing if the lease is lost."""

@@ -32,6 +32,19 @@ _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BU
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
+Connected = TypeVar("Connected", bound="RedisConnection")
+Method = Callable[Concatenate[Connected, Args], Coroutine[Any, Any, Result]]
+
+
+def asks(method: Method[Connected, Args, Result]) -> Method[Connected, Args, Result]:
+    """Decorates a method so that errors of Redis become StoreAway."""
+
+    @functools.wraps(method)
+    async def asking(store: Connected, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        return await store.call(method(store, *args, **kwargs))
+
+    return asking
+
 
 class RedisConnection:
     def __init__(self, url: str) -> None:
@@ -86,13 +99,16 @@ class RedisConnection:
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
 
+    @asks
     async def get(self, key: str) -> bytes | None:
         return cast(bytes | None, await self._redis.get(key))
 
+    @asks
     async def piece(self, key: str, begin: int, end: int) -> bytes:
         """Returns the bytes from `begin` to `end`, or fewer if the value is shorter."""
         return cast(bytes, await self._redis.getrange(key, begin, end - 1))
 
+    @asks
     async def put_piece(self, key: str, offset: int, data: bytes, seconds: int) -> int:
         """Writes bytes at an offset in a value, which expires after `seconds`. Returns the value's previous length. If
         that was less than `offset`, the gap is now zeros."""
@@ -100,21 +116,26 @@ class RedisConnection:
             found = await pipeline.strlen(key).setrange(key, offset, data).expire(key, seconds).execute()
         return cast(int, found[0])
 
+    @asks
     async def unlink(self, keys: Sequence[str]) -> None:
         await self._redis.unlink(*keys)
 
+    @asks
     async def field(self, key: str, name: str) -> bytes | None:
         return cast(bytes | None, await self._redis.hget(key, name))
 
+    @asks
     async def due(self, listing: str, by: float, count: int) -> list[str]:
         """Returns the first members of a sorted set with a score of at most `by`."""
         found = await self._redis.zrange(listing, "-inf", by, byscore=True, offset=0, num=count)
         return [each.decode() for each in found]
 
+    @asks
     async def next_number(self) -> int:
         """Returns a number that is never returned again."""
         return int(await self._redis.incr(f"{scripts.PREFIX}sequence"))
 
+    @asks
     async def run(self, script: str, *args: Any) -> Any:
         if script not in self._scripts:
             self._scripts[script] = self._redis.register_script(scripts.COMMON + script)
@@ -163,17 +184,3 @@ class RedisConnection:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()
-
-
-Connected = TypeVar("Connected", bound=RedisConnection)
-Method = Callable[Concatenate[Connected, Args], Coroutine[Any, Any, Result]]
-
-
-def asks(method: Method[Connected, Args, Result]) -> Method[Connected, Args, Result]:
-    """Decorates a method so that errors of Redis become StoreAway."""
-
-    @functools.wraps(method)
-    async def asking(store: Connected, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        return await store.call(method(store, *args, **kwargs))
-
-    return asking

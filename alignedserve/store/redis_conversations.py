@@ -21,19 +21,18 @@ from alignedserve.store.responses import (
     ItemPage,
     NewItems,
     Pieces,
-    ResponseGone,
     Span,
 )
 
 
 class RedisConversations(RedisParts, ConversationStore):
     async def add(self, head: ConversationHead, new: NewItems, expires_at: int) -> None:
-        args = [head.id, head.owner, head.created_at, head.state, expires_at, *self._byte_limits]
+        args = [head.id, head.owner, head.created_at, head.state, expires_at, *self._redis.byte_limits()]
         async with self._sent(head.owner, [new]) as sent:
-            self._checked(await self._run(scripts.ADD, *args, *sent))
+            await self._redis.done(scripts.ADD, *args, *sent)
 
     async def head(self, conversation_id: ConversationId) -> ConversationHead | None:
-        found = await self._run(scripts.HEAD, conversation_id)
+        found = await self._redis.run(scripts.HEAD, conversation_id)
         if found is None:
             return None
         owner, created_at, state, layout, num_items, *places = found
@@ -48,20 +47,14 @@ class RedisConversations(RedisParts, ConversationStore):
     async def item_page(
         self, head: ConversationHead, after: bytes | None, limit: int, order: Order
     ) -> ItemPage | None:
-        args = [after or b"", limit, int(order == "desc")]
-        found = await self._run(scripts.ITEM_PAGE, head.id, head.layout, *args)
-        if found is None:
-            raise ResponseGone(head.id)
-        return ItemPage.of(found)
+        args = scripts.ITEM_PAGE, head.id, head.layout
+        return await self._item_page(*args, after=after, limit=limit, order=order)
 
     async def items(self, head: ConversationHead, names: Sequence[bytes]) -> list[Span | None]:
-        found = await self._run(scripts.NAMED_ITEMS, head.id, head.layout, *names)
-        if found is None:
-            raise ResponseGone(head.id)
-        return [each and tuple(each) for each in found]
+        return await self._items(scripts.NAMED_ITEMS, head.id, head.layout, *names)
 
     async def put_state(self, head: ConversationHead, state: bytes) -> None:
-        self._checked(await self._run(scripts.PUT_STATE, head.id, state, *self._byte_limits))
+        await self._redis.done(scripts.PUT_STATE, head.id, state, *self._redis.byte_limits())
 
     async def append(
         self,
@@ -72,18 +65,18 @@ class RedisConversations(RedisParts, ConversationStore):
         max_items: int,
         max_bytes: int,
     ) -> bool:
-        args = [head.id, name, expires_at, max_items, max_bytes, *self._byte_limits]
+        args = [head.id, name, expires_at, max_items, max_bytes, *self._redis.byte_limits()]
         async with self._sent(head.owner, new) as sent:
-            return bool(self._checked(await self._run(scripts.APPEND, *args, *sent)))
+            return bool(await self._redis.done(scripts.APPEND, *args, *sent))
 
     async def delete_item(self, head: ConversationHead, name: bytes) -> None:
-        await self._run(scripts.DELETE_ITEM, head.id, name)
+        await self._redis.run(scripts.DELETE_ITEM, head.id, name)
 
     async def delete(self, head: ConversationHead) -> None:
-        await self._run(scripts.DELETE, head.id)
+        await self._redis.run(scripts.DELETE, head.id)
 
     async def drop_expired(self, now: float) -> None:
-        await self._run(scripts.DROP_EXPIRED, now, NUM_AT_A_TIME)
+        await self._redis.run(scripts.DROP_EXPIRED, now, NUM_AT_A_TIME)
 
     @asynccontextmanager
     async def _sent(self, owner: str, new: Sequence[NewItems]) -> AsyncIterator[list[str | bytes]]:
@@ -91,7 +84,7 @@ class RedisConversations(RedisParts, ConversationStore):
         size = sum(each.num_bytes for each in new)
         if size > SMALL_BYTES:
             # Checked first, so that refused items are not sent.
-            self._checked(await self._run(scripts.ADMIT, owner, size, *self._byte_limits))
+            await self._redis.done(scripts.ADMIT, owner, size, *self._redis.byte_limits())
         parts: dict[str, Pieces] = {}
         for number, each in enumerate(new):
             parts |= {f"items{number}": each.items, f"index{number}": [each.index]}

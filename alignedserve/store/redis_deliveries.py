@@ -6,15 +6,15 @@ ones; and the keys of leases (redis_leases.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from alignedserve.store.deliveries import MAX_PENDING, Delivery, DeliveryStore
 from alignedserve.store.records import Lease
-from alignedserve.store.redis_leases import RedisLeases
-from alignedserve.store.scripts import PREFIX, TAKE
+from alignedserve.store.redis_leases import LeasedOnRedis
+from alignedserve.store.scripts import PREFIX
 
 # For scripts that store deliveries with something else. Arguments from `first` on: id, record, due time.
 DELIVER = f"""
@@ -57,36 +57,23 @@ return tonumber(count or '0')
 """
 
 
-class RedisDeliveries(DeliveryStore):
-    def __init__(self, redis: RedisLeases, check: Callable[[int, Lease | None], int]) -> None:
-        """`check` raises the error for a script's negative answer."""
-        self._redis = redis
-        self._check = check
-
+class RedisDeliveries(LeasedOnRedis, DeliveryStore):
     async def take(self, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        if not await self._redis.call(self._redis.due(f"{PREFIX}open:delivering", now, 1)):
-            return []
-        return await self._redis.taken(TAKE, holder, seconds, count, "delivering", now)
+        return await self._redis.take_due("delivering", now, holder, seconds, count)
 
     async def get(self, lease: Lease) -> Delivery | None:
-        found = await self._redis.call(self._redis.get(f"{PREFIX}delivery:{lease.id}"))
+        found = await self._redis.get(f"{PREFIX}delivery:{lease.id}")
         return None if found is None else msgspec.msgpack.decode(found, type=Delivery)
 
     async def end(self, lease: Lease) -> None:
-        self._check(await self._run(_END, lease.token, lease.id), lease)
+        await self._redis.done(_END, lease.token, lease.id, lease=lease)
 
     async def put_off(self, lease: Lease, delivery: Delivery, due_at: float) -> None:
         args = lease.token, lease.id, msgspec.msgpack.encode(delivery), due_at
-        self._check(await self._run(_PUT_OFF, *args), lease)
-
-    async def release(self, lease: Lease) -> None:
-        await self._redis.release(lease)
+        await self._redis.done(_PUT_OFF, *args, lease=lease)
 
     async def refused(self) -> int:
-        return int(await self._run(_REFUSED))
-
-    def _run(self, script: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        return self._redis.call(self._redis.run(script, *args))
+        return int(await self._redis.run(_REFUSED))
 
 
 def delivery_args(deliveries: Sequence[Delivery]) -> list[Any]:

@@ -6,16 +6,15 @@ Keys: `staged:NAME`, the bytes of a future part.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from alignedserve.store.base import StoreLimits
 from alignedserve.store.homes.base import StoreAway
-from alignedserve.store.records import Lease
-from alignedserve.store.redis_leases import RedisLeases
-from alignedserve.store.responses import ConversationFull, Pieces, ResponseGone
-from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST, TOO_MANY_ITEMS
+from alignedserve.store.records import Order
+from alignedserve.store.redis_leases import RedisLeases, bytes_lost
+from alignedserve.store.responses import ItemPage, Pieces, ResponseGone, Span
+from alignedserve.store.scripts import PREFIX
 
 _STAGED = f"{PREFIX}staged:"
 # Largest part, in bytes, that is sent inside the command that adds it.
@@ -28,30 +27,14 @@ STAGED_S = 600
 
 
 class RedisParts:
-    def __init__(
-        self,
-        redis: RedisLeases,
-        limits: Callable[[], StoreLimits],
-        check: Callable[[int, Lease | None], int],
-    ) -> None:
-        """`limits` returns the limits of the moment. `check` raises the error for a script's negative answer."""
+    def __init__(self, redis: RedisLeases) -> None:
         self._redis = redis
-        self._limits = limits
-        self._check = check
-
-    @property
-    def _byte_limits(self) -> tuple[int | str, int | str]:
-        """The limits of bytes as scripts expect them: in total, and the owner's."""
-        now = self._limits()
-        limits = now.max_bytes, now.max_bytes_of_owner
-        most, most_of_owner = ("" if limit is None else limit for limit in limits)
-        return most, most_of_owner
 
     async def _read(self, key: str, begin: int, end: int) -> AsyncIterator[bytes]:
         """Yields the bytes between two positions. Raises ResponseGone."""
         for first in range(begin, end, PIECE_BYTES):
             last = min(first + PIECE_BYTES, end)
-            piece = await self._redis.call(self._redis.piece(PREFIX + key, first, last))
+            piece = await self._redis.piece(PREFIX + key, first, last)
             if len(piece) < last - first:
                 raise ResponseGone(key.split(":")[1])
             yield piece
@@ -74,25 +57,29 @@ class RedisParts:
         finally:
             if staged:
                 with suppress(StoreAway):
-                    await self._redis.call(self._redis.unlink([_STAGED + name for name in staged]))
+                    await self._redis.unlink([_STAGED + name for name in staged])
 
     async def _stage(self, key: str, pieces: Pieces) -> None:
         offset = 0
         for block in _blocks(pieces):
-            if await self._redis.call(self._redis.put_piece(key, offset, block, STAGED_S)) < offset:
-                raise _lost()
+            if await self._redis.put_piece(key, offset, block, STAGED_S) < offset:
+                raise bytes_lost()
             offset += len(block)
 
-    def _checked(self, done: int, lease: Lease | None = None) -> int:
-        """Returns a script's answer, or raises the error that it stands for."""
-        if done == STAGED_BYTES_LOST:
-            raise _lost()
-        if done == TOO_MANY_ITEMS:
-            raise ConversationFull
-        return self._check(done, lease)
+    async def _item_page(
+        self, script: str, name: str, *args: Any, after: bytes | None, limit: int, order: Order
+    ) -> ItemPage | None:
+        return ItemPage.of(await self._found(script, name, *args, after or b"", limit, int(order == "desc")))
 
-    def _run(self, script: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        return self._redis.call(self._redis.run(script, *args))
+    async def _items(self, script: str, name: str, *args: Any) -> list[Span | None]:
+        return [each and tuple(each) for each in await self._found(script, name, *args)]
+
+    async def _found(self, script: str, name: str, *args: Any) -> Sequence[Any]:
+        """Returns what a script found in a response or conversation. Raises ResponseGone."""
+        found: Sequence[Any] | None = await self._redis.run(script, name, *args)
+        if found is None:
+            raise ResponseGone(name)
+        return found
 
 
 def _blocks(pieces: Pieces) -> Iterator[bytes]:
@@ -107,7 +94,3 @@ def _blocks(pieces: Pieces) -> Iterator[bytes]:
                 block.clear()
     if block:
         yield bytes(block)
-
-
-def _lost() -> StoreAway:
-    return StoreAway("bytes that it was sent are not there any more")

@@ -13,9 +13,10 @@ import msgspec
 
 from alignedserve.store.base import NUM_AT_A_TIME
 from alignedserve.store.deliveries import Delivery
-from alignedserve.store.records import Lease, LeaseState, Order
+from alignedserve.store.records import Lease, Order
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_deliveries import delivery_args
+from alignedserve.store.redis_leases import LeasedOnRedis
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
 from alignedserve.store.response_scripts import (
     ADD,
@@ -31,7 +32,6 @@ from alignedserve.store.responses import (
     ItemPage,
     Part,
     Pieces,
-    ResponseGone,
     ResponseHead,
     ResponseId,
     ResponseStore,
@@ -47,26 +47,24 @@ _EXPIRING = f"{PREFIX}expiring-heads"
 _LINE = 1
 
 
-class RedisResponses(RedisParts, ResponseStore):
+class RedisResponses(RedisParts, LeasedOnRedis, ResponseStore):
     @property
     def conversations(self) -> ConversationStore:
-        return RedisConversations(self._redis, self._limits, self._check)
+        return RedisConversations(self._redis)
 
     async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces], turn: Turn | None = None) -> None:
-        record, is_open, limits = _encode(head), int(not head.is_over), self._limits()
-        bounds = [limits.max_open_jobs, limits.max_open_jobs_of_owner]
-        given_bounds = ["" if bound is None else bound for bound in bounds] + [*self._byte_limits]
+        record, is_open, limits = _encode(head), int(not head.is_over), self._redis.open_limits()
         num_turn_bytes = _num_bytes_of(turn, parts) if turn else 0
         size = len(record) + sum(sizes_of(parts).values()) + num_turn_bytes
         if size > SMALL_BYTES:
             # Checked first, so that refused parts are not sent.
-            self._checked(await self._run(ADMIT, head.owner, is_open, size, *given_bounds))
-        args = [record, head.id, head.owner, is_open, head.created_at, head.expires_at, *given_bounds]
+            await self._redis.done(ADMIT, head.owner, is_open, size, *limits)
+        args = [record, head.id, head.owner, is_open, head.created_at, head.expires_at, *limits]
         async with self._given(parts) as given:
-            self._checked(await self._run(ADD, *args, *_turn_args(turn), num_turn_bytes, *given))
+            await self._redis.done(ADD, *args, *_turn_args(turn), num_turn_bytes, *given)
 
     async def head(self, response_id: ResponseId) -> ResponseHead | None:
-        found = await self._redis.call(self._redis.get(_HEAD + response_id))
+        found = await self._redis.get(_HEAD + response_id)
         return None if found is None else msgspec.msgpack.decode(found, type=ResponseHead)
 
     async def pieces(
@@ -79,16 +77,10 @@ class RedisResponses(RedisParts, ResponseStore):
     async def item_page(
         self, response_id: ResponseId, after: bytes | None, limit: int, order: Order
     ) -> ItemPage | None:
-        found = await self._run(ITEM_PAGE, response_id, after or b"", limit, int(order == "desc"))
-        if found is None:
-            raise ResponseGone(response_id)
-        return ItemPage.of(found)
+        return await self._item_page(ITEM_PAGE, response_id, after=after, limit=limit, order=order)
 
     async def items(self, response_id: ResponseId, names: Sequence[bytes]) -> list[Span | None]:
-        found = await self._run(NAMED_ITEMS, response_id, *names)
-        if found is None:
-            raise ResponseGone(response_id)
-        return [each and tuple(each) for each in found]
+        return await self._items(NAMED_ITEMS, response_id, *names)
 
     async def replace(
         self,
@@ -101,31 +93,23 @@ class RedisResponses(RedisParts, ResponseStore):
     ) -> bool:
         args = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner, int(new.is_over)]
         async with self._given(parts or {}) as given:
-            args += [*self._byte_limits, len(parts or {}), *_turn_args(turn), *given]
-            args += delivery_args(deliveries)
-            return bool(self._checked(await self._run(REPLACE, *args), lease))
+            args += [*self._redis.byte_limits(), len(parts or {}), *_turn_args(turn), *given]
+            return bool(await self._redis.done(REPLACE, *args, *delivery_args(deliveries), lease=lease))
 
     async def delete(self, head: ResponseHead) -> None:
-        await self._run(DELETE, head.id, head.owner)
+        await self._redis.run(DELETE, head.id, head.owner)
 
     async def expired(self, now: float) -> list[ResponseHead]:
-        ids = await self._redis.call(self._redis.due(_EXPIRING, now, NUM_AT_A_TIME))
+        ids = await self._redis.due(_EXPIRING, now, NUM_AT_A_TIME)
         found = [await self.head(ResponseId(each)) for each in ids]
         return [head for head in found if head]
 
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         return await self._redis.taken(TAKE, holder, seconds, count, max_of_owner)
 
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:
-        return await self._redis.renew(leases, seconds)
-
-    async def release(self, lease: Lease) -> None:
-        await self._redis.release(lease)
-
     async def begin(self, lease: Lease) -> int:
-        self._check(await self._run(BEGIN_LINES, lease.token, lease.id, _LINE), lease)
-        found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.id}", str(_LINE)))
-        return int(found or 0)
+        await self._redis.done(BEGIN_LINES, lease.token, lease.id, _LINE, lease=lease)
+        return int(await self._redis.field(f"{PREFIX}falls:{lease.id}", str(_LINE)) or 0)
 
 
 def _turn_args(turn: Turn | None) -> list[str | bytes | int]:

@@ -21,7 +21,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -32,27 +32,17 @@ from alignedserve.store.base import (
     RESULT_BYTES,
     STATUSES,
     UNCOMMITTED_S,
+    Listing,
     Page,
     Stage,
     Store,
-    StoreLimits,
+    due_in,
 )
 from alignedserve.store.deliveries import Delivery, DeliveryStore
-from alignedserve.store.records import (
-    MESSAGE_BATCH,
-    FileId,
-    FileRecord,
-    JobId,
-    JobRecord,
-    Lease,
-    LineResult,
-    Order,
-    Purpose,
-    Tally,
-)
+from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, Lease, LineResult, Tally
 from alignedserve.store.redis_connection import asks
 from alignedserve.store.redis_deliveries import DELIVER, RedisDeliveries, delivery_args
-from alignedserve.store.redis_leases import RedisLeases
+from alignedserve.store.redis_leases import RedisLeases, or_none
 from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.response_scripts import DROP_OLD_RESPONSE
 from alignedserve.store.responses import ResponseStore
@@ -65,19 +55,13 @@ FORMAT = b"3"
 
 
 class RedisStore(RedisLeases, Store):
-    def __init__(self, url: str, limits: StoreLimits | None = None) -> None:
-        """Raises ValueError for an invalid URL."""
-        super().__init__(url)
-        # They may be changed, and count from the next request on.
-        self.limits = limits or StoreLimits()
-
     @property
     def responses(self) -> ResponseStore:
-        return RedisResponses(self, lambda: self.limits, self._check)
+        return RedisResponses(self)
 
     @property
     def deliveries(self) -> DeliveryStore:
-        return RedisDeliveries(self, self._check)
+        return RedisDeliveries(self)
 
     @asks
     async def ping(self) -> None:
@@ -88,23 +72,32 @@ class RedisStore(RedisLeases, Store):
         """Returns the server's statistics, with the names of Redis's INFO."""
         return cast(Mapping[str, Any], await self._redis.info())
 
+    @asks
+    async def page(self, listing: Listing) -> Page | None:
+        name = _key(listing.name if listing.owner is None else f"{listing.name}@{listing.owner}")
+        start = 0
+        if listing.after is not None:
+            rank_of = self._redis.zrevrank if listing.newest_first else self._redis.zrank
+            rank = await rank_of(name, listing.after)
+            if rank is None:
+                return await self._page_from_place(name, listing, listing.after)
+            start = rank + 1
+        found = await self._redis.zrange(name, start, start + listing.limit, desc=listing.newest_first)
+        return listing.page([each.decode() for each in found])
+
     # ---- files ----
 
-    @asks
     async def put_chunk(
         self, file_id: FileId, owner: str, number: int, data: bytes, is_bounded: bool = True
     ) -> None:
         lapses_at = int(time.time()) + UNCOMMITTED_S
-        limits = self._byte_limits(is_bounded)
-        self._check(await self.run(scripts.PUT_CHUNK, file_id, owner, number, data, lapses_at, *limits))
+        limits = self.byte_limits(is_bounded)
+        await self.done(scripts.PUT_CHUNK, file_id, owner, number, data, lapses_at, *limits)
 
-    @asks
     async def reserve(self, file_id: FileId, owner: str, num_bytes: int, is_bounded: bool = True) -> None:
         lapses_at = int(time.time()) + UNCOMMITTED_S
-        limits = self._byte_limits(is_bounded, is_apart=True)
-        done = await self.run(scripts.RESERVE, file_id, owner, num_bytes, lapses_at, *limits)
-        if done < 0:
-            raise self.limits.full(is_owners=done == -3, is_apart=True)
+        limits = self.byte_limits(is_bounded, is_apart=True)
+        await self.done(scripts.RESERVE, file_id, owner, num_bytes, lapses_at, *limits, is_apart=True)
 
     @asks
     async def forgotten(self, file_ids: Sequence[FileId]) -> list[FileId]:
@@ -116,22 +109,18 @@ class RedisStore(RedisLeases, Store):
         await self._redis.set(_key("identity"), secrets.token_hex(8), nx=True)
         return cast(bytes, await self._redis.get(_key("identity"))).decode()
 
-    @asks
     async def commit_file(self, file: FileRecord) -> None:
         if not await self.run(scripts.COMMIT_FILE, *_file_args(file)):
             raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
 
-    @asks
     async def drop_chunks(self, file_id: FileId) -> None:
         await self.run(scripts.DROP_CHUNKS, file_id)
 
-    @asks
     async def drop_lapsed(self, now: float) -> None:
         await self.run(scripts.DROP_LAPSED, now, NUM_AT_A_TIME)
 
-    @asks
     async def file(self, file_id: FileId) -> FileRecord | None:
-        found = await self._redis.get(_key("file", file_id))
+        found = await self.get(_key("file", file_id))
         return None if found is None else _decode(found, FileRecord)
 
     @asks
@@ -139,42 +128,25 @@ class RedisStore(RedisLeases, Store):
         found = await self._redis.mget([_key("file", each) for each in file_ids]) if file_ids else []
         return [_decode(each, FileRecord) for each in found if each is not None]
 
-    @asks
     async def chunk(self, file_id: FileId, number: int) -> bytes | None:
-        return cast(bytes | None, await self._redis.hget(_key("data", file_id), number))
+        return await self.field(_key("data", file_id), str(number))
 
-    @asks
     async def delete_file(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
-        found = await self._redis.get(_key("file", file_id))
-        if found is None:
+        file = await self.file(file_id)
+        if file is None:
             return "absent"
-        file = _decode(found, FileRecord)
         done = await self.run(scripts.DELETE_FILE, file.id, file.owner, file.purpose)
         return cast(Literal["deleted", "absent", "in_use"], done.decode())
 
-    @asks
-    async def list_files(
-        self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
-    ) -> Page | None:
-        name = "files" if purpose is None else f"files:{purpose}"
-        return await self._page(_listing(name, owner), after, limit, order == "desc")
-
-    @asks
     async def expired_files(self, now: float) -> list[FileId]:
-        found = await self._redis.zrange(
-            _key("expiring"), "-inf", now, byscore=True, offset=0, num=NUM_AT_A_TIME
-        )
-        return [FileId(each.decode()) for each in found]
+        return [FileId(each) for each in await self.due(_key("expiring"), now, NUM_AT_A_TIME)]
 
     # ---- jobs ----
 
-    @asks
     async def add_job(self, job: JobRecord) -> bool:
-        limits = self.limits
-        open_limits = _or_none(limits.max_open_jobs), _or_none(limits.max_open_jobs_of_owner)
         args = [_encode(job), job.id, job.owner, job.stored_input_id, job.expires_at]
-        args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner, job.status]
-        return bool(self._check(await self.run(scripts.ADD_JOB, *args)))
+        args += [*self.open_limits(), self.limits.max_jobs_of_owner, job.status]
+        return bool(await self.done(scripts.ADD_JOB, *args))
 
     @asks
     async def job(self, job_id: JobId) -> JobRecord | None:
@@ -195,22 +167,6 @@ class RedisStore(RedisLeases, Store):
         pairs = zip(found[::2], found[1::2], strict=True)
         return [(_decode(job, JobRecord), _tally(tally)) for job, tally in pairs if job is not None]
 
-    @asks
-    async def list_jobs(
-        self,
-        owner: str | None,
-        after: JobId | None,
-        limit: int,
-        order: Order = "desc",
-        of_messages: bool = False,
-    ) -> Page | None:
-        listing = _listing("jobs:messages" if of_messages else "jobs", owner)
-        page = await self._page(listing, after, limit, order == "desc")
-        if page is None and (not of_messages or str(after).startswith(MESSAGE_BATCH)):
-            return await self._page_from_place(listing, str(after), owner, limit, order == "desc")
-        return page
-
-    @asks
     async def delete_job(self, job: JobRecord) -> bool:
         return bool(await self.run(scripts.DELETE_JOB, job.id, job.owner))
 
@@ -232,18 +188,20 @@ class RedisStore(RedisLeases, Store):
             found = await pipe.execute()
         return Counter({status: count for status, count in zip(OPEN_STATUSES, found, strict=True) if count})
 
-    async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
-        return await self._replace(old, new, lease, [], [])
-
-    async def finish_job(
+    async def replace_job(
         self,
         old: JobRecord,
         new: JobRecord,
-        lease: Lease,
-        files: Sequence[FileRecord],
+        lease: Lease | None,
+        files: Sequence[FileRecord] = (),
         deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        return await self._replace(old, new, lease, files, deliveries)
+        args: list[Any] = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner]
+        args += [new.status, int(new.is_over), new.expires_at, new.stored_input_id, len(files)]
+        for file in files:
+            args += _file_args(file)
+        script = DELIVER + scripts.REPLACE_JOB
+        return bool(await self.done(script, *args, *delivery_args(deliveries), lease=lease))
 
     # ---- what was learned ----
 
@@ -251,35 +209,27 @@ class RedisStore(RedisLeases, Store):
     async def put_state(self, name: str, data: bytes) -> None:
         await self._redis.set(_key("state", name), data)
 
-    @asks
     async def state(self, name: str) -> bytes | None:
-        return cast(bytes | None, await self._redis.get(_key("state", name)))
+        return await self.get(_key("state", name))
 
     # ---- leases ----
 
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in STATUSES[stage]]
-        if stage == "end":
-            wanted.append(("in_progress", now))
         leases: list[Lease] = []
-        for status, due_by in wanted:
-            left = count - len(leases)
-            if left and await self.call(self._redis.zcount(_key("open", status), "-inf", due_by)):
-                leases += await self.taken(scripts.TAKE, holder, seconds, left, status, due_by)
+        for status, due_by in due_in(stage, now):
+            leases += await self.take_due(status, due_by, holder, seconds, count - len(leases))
         return leases
 
     # ---- results ----
 
-    @asks
     async def begin_lines(self, lease: Lease, lines: Sequence[int]) -> None:
-        self._check(await self.run(scripts.BEGIN_LINES, lease.token, lease.id, *lines), lease)
+        await self.done(scripts.BEGIN_LINES, lease.token, lease.id, *lines, lease=lease)
 
     @asks
     async def falls(self, job_id: JobId) -> dict[int, int]:
         found = await self._redis.hgetall(_key("falls", job_id))
         return {int(line): int(count) for line, count in found.items()}
 
-    @asks
     async def put_result(
         self, lease: Lease, owner: str, line: int, result: LineResult, is_bounded: bool = True
     ) -> None:
@@ -287,26 +237,19 @@ class RedisStore(RedisLeases, Store):
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
         args = [lease.token, lease.id, line, _encode(result), count, *tokens, owner]
         ending = f"num_{result.ending}" if result.ending else ""
-        args += [*self._byte_limits(is_bounded), result.num_line_bytes, ending]
-        done = await self.run(scripts.PUT_RESULT, *args)
-        self._check(done, lease)
+        args += [*self.byte_limits(is_bounded), result.num_line_bytes, ending]
+        await self.done(scripts.PUT_RESULT, *args, lease=lease)
 
     async def lines_done(self, job_id: JobId) -> set[int]:
         done: set[int] = set()
         first = 1
         while True:
-            num_done, *lines = await self._lines_done(job_id, first)
+            num_done, *lines = await self.run(scripts.LINES_DONE, job_id, first, first + _NUM_LINES - 1)
             done.update(lines)
             if len(done) >= num_done:
                 return done
             first += _NUM_LINES
 
-    @asks
-    async def _lines_done(self, job_id: JobId, first: int) -> list[int]:
-        found: list[int] = await self.run(scripts.LINES_DONE, job_id, first, first + _NUM_LINES - 1)
-        return found
-
-    @asks
     async def results(self, job_id: JobId, lines: Sequence[int]) -> list[LineResult | None]:
         found = await self.run(scripts.RESULTS, job_id, RESULT_BYTES, *lines) if lines else []
         return [None if each is None else _decode(each, LineResult) for each in found]
@@ -318,23 +261,15 @@ class RedisStore(RedisLeases, Store):
         before they had parts. Safe to repeat, and to run beside other calls."""
         # A gateway of an earlier version may add some even after an upgrade.
         for response_id in await self._all("expiring-responses"):
-            await self._run_script(DROP_OLD_RESPONSE, response_id)
-        found = await self._format()
+            await self.run(DROP_OLD_RESPONSE, response_id)
+        found = await self.get(_key("format"))
         if not found:
             for file_id in await self._all("files"):
                 await self._adopt_file(FileId(file_id))
             for job_id in await self._all("jobs"):
                 await self._adopt_job(JobId(job_id))
         if found != FORMAT:
-            await self._set_format()
-
-    @asks
-    async def _format(self) -> bytes | None:
-        return cast(bytes | None, await self._redis.get(_key("format")))
-
-    @asks
-    async def _set_format(self) -> None:
-        await self._redis.set(_key("format"), FORMAT)
+            await self.call(self._redis.set(_key("format"), FORMAT))
 
     @asks
     async def _all(self, listing: str) -> list[str]:
@@ -344,98 +279,36 @@ class RedisStore(RedisLeases, Store):
         # Unreadable records are left as they are.
         with contextlib.suppress(msgspec.DecodeError):
             if file := await self.file(file_id):
-                await self._run_script(scripts.ADOPT_FILE, file.id, file.owner, file.purpose)
+                await self.run(scripts.ADOPT_FILE, file.id, file.owner, file.purpose)
 
     async def _adopt_job(self, job_id: JobId) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             if job := await self.job(job_id):
                 args = [job.id, job.owner, job.status, int(job.is_over), job.expires_at]
-                await self._run_script(scripts.ADOPT_JOB, *args)
-
-    @asks
-    async def _run_script(self, script: str, *args: Any) -> None:
-        await self.run(script, *args)
+                await self.run(scripts.ADOPT_JOB, *args)
 
     # ---- how it is done ----
 
-    @asks
-    async def _replace(
-        self,
-        old: JobRecord,
-        new: JobRecord,
-        lease: Lease | None,
-        files: Sequence[FileRecord],
-        deliveries: Sequence[Delivery],
-    ) -> bool:
-        args: list[Any] = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner]
-        args += [new.status, int(new.is_over), new.expires_at, new.stored_input_id, len(files)]
-        for file in files:
-            args += _file_args(file)
-        script, more = DELIVER + scripts.REPLACE_JOB, delivery_args(deliveries)
-        return bool(self._check(await self.run(script, *args, *more), lease))
-
-    async def _page(self, listing: str, after: str | None, limit: int, newest_first: bool) -> Page | None:
-        start = 0
-        if after is not None:
-            rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(listing, after)
-            if rank is None:
-                return None
-            start = rank + 1
-        found = await self._redis.zrange(listing, start, start + limit, desc=newest_first)
-        return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
-
-    async def _page_from_place(
-        self, listing: str, after: str, owner: str | None, limit: int, newest_first: bool
-    ) -> Page | None:
-        """Returns the page after a deleted job; None if it was another owner's, or was deleted too long ago."""
+    async def _page_from_place(self, name: str, listing: Listing, after: str) -> Page | None:
+        """Returns the page after a deleted job; None if it was not listed, or was deleted too long ago."""
         place = await self._redis.get(_key("place", after))
-        score, _, owner_then = (place or b"").decode().partition(" ")
-        if not score or owner not in (None, owner_then):
+        score, _, owner = (place or b"").decode().partition(" ")
+        if not score or not listing.had(owner):
             return None
-        end = "-inf" if newest_first else "+inf"
+        end = "-inf" if listing.newest_first else "+inf"
         found = await self._redis.zrange(
-            listing, f"({score}", end, desc=newest_first, byscore=True, offset=0, num=limit + 1
+            name, f"({score}", end, desc=listing.newest_first, byscore=True, offset=0, num=listing.limit + 1
         )
-        return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
-
-    def _byte_limits(self, is_bounded: bool = True, is_apart: bool = False) -> tuple[int | str, int | str]:
-        limits = self.limits
-        if not is_bounded:
-            return "", ""
-        if is_apart:
-            return _or_none(limits.max_bytes_apart), _or_none(limits.max_bytes_apart_of_owner)
-        return _or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)
-
-    def _check(self, done: int, lease: Lease | None = None) -> int:
-        """Returns a script's answer, or raises the error that it stands for."""
-        if done < 0:
-            self._refused(done, lease)
-        return done
-
-    def _refused(self, done: int, lease: Lease | None) -> NoReturn:
-        if done in (-2, -3):
-            raise self.limits.full(is_owners=done == -3)
-        if done in (-4, -5):
-            raise self.limits.too_many_jobs(is_owners=done == -5)
-        assert lease
-        raise lease.lost()
+        return listing.page([each.decode() for each in found])
 
 
 def _key(*words: str) -> str:
     return PREFIX + ":".join(words)
 
 
-def _listing(name: str, owner: str | None) -> str:
-    return _key(name) if owner is None else _key(f"{name}@{owner}")
-
-
-def _or_none(limit: int | None) -> int | str:
-    return "" if limit is None else limit
-
-
 def _file_args(file: FileRecord) -> list[Any]:
     num_apart = file.num_bytes if file.is_apart else ""
-    args = [_encode(file), file.id, file.owner, file.purpose, _or_none(file.expires_at)]
+    args = [_encode(file), file.id, file.owner, file.purpose, or_none(file.expires_at)]
     return [*args, file.num_chunks, num_apart]
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NewType, Self
 import msgspec
 
 from alignedserve.store.deliveries import Delivery
-from alignedserve.store.records import Lease, LeaseState, Order
+from alignedserve.store.records import Lease, Leases, Order
 
 ResponseId = NewType("ResponseId", str)
 
@@ -126,7 +126,7 @@ def sizes_of(parts: Mapping[Part, Pieces]) -> dict[str, int]:
     return {name: sum(map(len, pieces)) for name, pieces in parts.items()}
 
 
-class ResponseStore(ABC):
+class ResponseStore(Leases):
     @property
     @abstractmethod
     def conversations(self) -> ConversationStore:
@@ -185,12 +185,6 @@ class ResponseStore(ABC):
         """Takes the leases of at most `count` open responses without a holder. Owners take turns, the one with the
         oldest last turn first; within an owner, the oldest response is first. `holder` names one process. It holds at
         most `max_of_owner` responses per owner, but any number of owner ""."""
-
-    @abstractmethod
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...
-
-    @abstractmethod
-    async def release(self, lease: Lease) -> None: ...
 
     @abstractmethod
     async def begin(self, lease: Lease) -> int:

@@ -3,7 +3,7 @@
 A script begins with COMMON and computes the names of its keys. So this store can't be on a Redis cluster, which must be
 given the keys.
 
-Negative answers:
+Negative answers (RedisLeases.done):
 
 - -1: the lease is lost
 - -2: the store is full
@@ -19,8 +19,6 @@ from alignedserve.store.base import PLACE_KEPT_S
 from alignedserve.store.records import MESSAGE_BATCH
 
 PREFIX = "alignedserve:"
-STAGED_BYTES_LOST = -6
-TOO_MANY_ITEMS = -7
 
 COMMON = (
     f"local PREFIX, MESSAGE_BATCH, PLACE_KEPT_S = '{PREFIX}', '{MESSAGE_BATCH}', {PLACE_KEPT_S}"
@@ -29,6 +27,14 @@ local function key(...) return PREFIX .. table.concat({...}, ':') end
 
 -- an owner's part of a listing or counter
 local function listed(name, owner) return key(name .. '@' .. owner) end
+
+-- a command on each of these listings and the owner's part of it
+local function for_lists(command, names, owner, ...)
+  for _, name in ipairs(names) do
+    redis.call(command, key(name), ...)
+    redis.call(command, listed(name, owner), ...)
+  end
+end
 
 -- stored bytes, in total and per owner; those outside the store are counted apart
 local function add_to(counter, owner, num_bytes)
@@ -93,11 +99,7 @@ local function commit(record, id, owner, purpose, expires_at)
   redis.call('SET', file, record)
   redis.call('ZREM', key('uploads'), id)
   redis.call('HDEL', key('uploaders'), id)
-  local score = redis.call('INCR', key('sequence'))
-  for _, name in ipairs({'files', 'files:' .. purpose}) do
-    redis.call('ZADD', key(name), 'NX', score, id)
-    redis.call('ZADD', listed(name, owner), 'NX', score, id)
-  end
+  for_lists('ZADD', {'files', 'files:' .. purpose}, owner, 'NX', redis.call('INCR', key('sequence')), id)
   if expires_at ~= '' then redis.call('ZADD', key('expiring'), expires_at, id) end
 end
 
@@ -116,15 +118,9 @@ local function is_held(id, token) return redis.call('GET', key('holder', id)) ==
 
 local function let_go(id) redis.call('DEL', key('holder', id), key('lease', id), key('running', id)) end
 
--- the listings that contain a job until it is deleted
-local function job_listings(id, owner)
-  local names = id:sub(1, #MESSAGE_BATCH) == MESSAGE_BATCH and {'jobs', 'jobs:messages'} or {'jobs'}
-  local found = {}
-  for _, name in ipairs(names) do
-    found[#found + 1] = key(name)
-    found[#found + 1] = listed(name, owner)
-  end
-  return found
+-- the names of the listings that contain a job until it is deleted
+local function job_lists(id)
+  return id:sub(1, #MESSAGE_BATCH) == MESSAGE_BATCH and {'jobs', 'jobs:messages'} or {'jobs'}
 end
 
 -- deletes an ended job; its position in the listings is remembered for a while
@@ -133,7 +129,7 @@ local function forget_job(id, owner)
   if score then redis.call('SET', key('place', id), score .. ' ' .. owner, 'EX', PLACE_KEPT_S) end
   charge(owner, -redis.call('STRLEN', key('job', id)))
   redis.call('DEL', key('job', id), key('tally', id))
-  for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZREM', listing, id) end
+  for_lists('ZREM', job_lists(id), owner, id)
 end
 
 local STATUSES = {'validating', 'in_progress', 'finalizing', 'cancelling'}
@@ -202,10 +198,7 @@ local size = redis.call('STRLEN', key('file', id))
 if size == 0 then return 'absent' end
 charge(owner, -size)
 delete_content(id, owner)
-for _, name in ipairs({'files', 'files:' .. purpose}) do
-  redis.call('ZREM', key(name), id)
-  redis.call('ZREM', listed(name, owner), id)
-end
+for_lists('ZREM', {'files', 'files:' .. purpose}, owner, id)
 redis.call('ZREM', key('expiring'), id)
 redis.call('UNLINK', key('file', id))
 return 'deleted'
@@ -224,9 +217,8 @@ if refused then return refused end
 charge(owner, #record)
 redis.call('SET', key('job', id), record)
 redis.call('DEL', key('place', id))
-local score = redis.call('INCR', key('sequence'))
-for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZADD', listing, score, id) end
-for _, listing in ipairs({key('open'), listed('open', owner)}) do redis.call('ZADD', listing, ARGV[5], id) end
+for_lists('ZADD', job_lists(id), owner, redis.call('INCR', key('sequence')), id)
+for_lists('ZADD', {'open'}, owner, ARGV[5], id)
 place(id, ARGV[11], ARGV[5])
 if input ~= '' then redis.call('SADD', key('uses', input), id) end
 -- a few per new job, so that one step never deletes many
@@ -262,8 +254,7 @@ charge(owner, #new - #old)
 redis.call('SET', key('job', id), new)
 place(id, status, expires_at)
 if is_over == '1' then
-  redis.call('ZREM', key('open'), id)
-  redis.call('ZREM', listed('open', owner), id)
+  for_lists('ZREM', {'open'}, owner, id)
   charge(owner, -tonumber(redis.call('HGET', key('tally', id), 'num_result_bytes') or '0'))
   redis.call('HDEL', key('tally', id), 'num_result_bytes')
   redis.call('UNLINK', key('results', id), key('falls', id))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from alignedserve.store import STAGES, FileRecord, JobRecord, Lease, LineResult, StoreLimits
+from alignedserve.store import STAGES, FileRecord, JobRecord, Lease, LineResult, Listing, StoreLimits
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from alignedserve.vopr.front_end.memory_store import MemoryStore
@@ -43,6 +43,7 @@ numbers = st.integers(0, 2)
 lines = st.integers(1, 5)
 data = st.integers(0, 700).map(lambda size: b"x" * size)
 purposes = st.sampled_from(["batch", "batch_output"])
+LISTS = ("files", "files:batch", "files:batch_output", "jobs", "jobs:messages")
 maybe = st.booleans()
 
 
@@ -74,9 +75,8 @@ class Compared(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for owner in (None, *OWNERS):
-            self.ask("list_files", owner, None, None, 20, "asc")
-            for of_messages in (False, True):
-                self.ask("list_jobs", owner, None, 20, "asc", of_messages)
+            for name in LISTS:
+                self.ask("page", Listing(name, owner, None, 20, "asc"))
         for job_id in JOB_IDS:
             self.look(job_id)
         self.runner.run(self.redis.close())
@@ -168,16 +168,6 @@ class Compared(RuleBasedStateMachine):
         if self.ask("delete_file", file_id) == "deleted":
             self.files.pop(file_id, None)
 
-    @rule(
-        owner=st.none() | owners,
-        purpose=st.none() | purposes,
-        after=st.none() | file_ids,
-        limit=st.integers(1, 3),
-        order=st.sampled_from(["asc", "desc"]),
-    )
-    def list_files(self, **asked: Any) -> None:
-        self.ask("list_files", *asked.values())
-
     @rule(now=st.integers(0, 110))
     def expired_files(self, now: int) -> None:
         self.ask("expired_files", now)
@@ -207,14 +197,14 @@ class Compared(RuleBasedStateMachine):
         self.ask("add_job", job)
 
     @rule(
+        name=st.sampled_from(LISTS),
         owner=st.none() | owners,
-        after=st.none() | job_ids,
+        after=st.none() | file_ids | job_ids,
         limit=st.integers(1, 3),
         order=st.sampled_from(["asc", "desc"]),
-        of_messages=maybe,
     )
-    def list_jobs(self, **asked: Any) -> None:
-        self.ask("list_jobs", *asked.values())
+    def page(self, **asked: Any) -> None:
+        self.ask("page", Listing(**asked))
         self.ask("jobs", JOB_IDS)
 
     @rule(job_id=job_ids)
@@ -246,7 +236,7 @@ class Compared(RuleBasedStateMachine):
         output: Any = f"file-out-{job_id}"
         self.ask("put_chunk", output, job.owner, 0, b"out", False)
         record = FileRecord(output, "out", "batch_output", 3, 1, 1, None, job.owner)
-        self.ask("finish_job", old, new, lease, [record])
+        self.ask("replace_job", old, new, lease, [record])
 
     # ---- leases and results ----
 

@@ -19,6 +19,7 @@ from alignedserve.store import (
     Lease,
     LeaseLost,
     LineResult,
+    Listing,
     Stage,
     StoreAway,
     StoreFull,
@@ -149,7 +150,7 @@ def test_listings_have_pages_in_both_directions() -> None:
         async def pages(order: str, limit: int) -> list[list[str]]:
             found, after = [], None
             while True:
-                page = await store.list_files("", "batch", after, limit, order)  # type: ignore[arg-type]
+                page = await store.page(Listing("files:batch", "", after, limit, order))  # type: ignore[arg-type]
                 assert page
                 found.append(page.ids)
                 if not page.has_more:
@@ -159,8 +160,8 @@ def test_listings_have_pages_in_both_directions() -> None:
         assert await pages("asc", 2) == [ids[:2], ids[2:4], ids[4:]]
         assert await pages("desc", 3) == [ids[:1:-1], ids[1::-1]]
         assert await pages("asc", 5) == [ids]
-        assert await store.list_files("", "batch", FileId("file-none"), 5, "asc") is None
-        nothing = await store.list_files("", "batch_output", None, 5, "asc")
+        assert await store.page(Listing("files:batch", "", "file-none", 5, "asc")) is None
+        nothing = await store.page(Listing("files:batch_output", "", None, 5, "asc"))
         assert nothing and not nothing.ids and not nothing.has_more
 
     play(scenario)
@@ -208,7 +209,7 @@ def test_the_most_urgent_job_is_the_first() -> None:
         leases = await store.take("validate", "a", 60, 0, 2)
         leases += await store.take("validate", "b", 60, 0, 2)
         assert [lease.id for lease in leases] == [jobs[1].id, jobs[2].id, jobs[0].id]
-        page = await store.list_jobs("", None, 2)
+        page = await store.page(Listing("jobs", "", None, 2))
         assert page and page.ids == [jobs[2].id, jobs[1].id] and page.has_more
 
     play(scenario)
@@ -279,7 +280,7 @@ def test_a_holder_who_has_lost_the_lease_writes_nothing() -> None:
             with pytest.raises(LeaseLost):
                 await store.put_result(lost, "", 1, LineResult(False, b"{}"))
             with pytest.raises(LeaseLost):
-                await store.finish_job(job, replace(job, status="completed"), lost, [])
+                await store.replace_job(job, replace(job, status="completed"), lost, [])
             await taken(store, "b", 60)
         assert await store.lines_done(job.id) == set() and await store.job(job.id) == job
 
@@ -316,8 +317,8 @@ def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
         for file in files:
             await store.put_chunk(file.id, "", 0, b"x")
         over = replace(job, status="completed", output_file_id=files[0].id)
-        assert await store.finish_job(job, over, lease, files)
-        page = await store.list_files("", "batch_output", None, 9, "asc")
+        assert await store.replace_job(job, over, lease, files)
+        page = await store.page(Listing("files:batch_output", "", None, 9, "asc"))
         assert page and page.ids == [file.id for file in files]
         assert await store.count_open() == {} and await store.job(job.id) == over
         left = await keys_of(store)
@@ -325,7 +326,7 @@ def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
         assert not {key for key in left if key.startswith(gone)}
         # the answer may have been lost, and it is asked again
         with pytest.raises(LeaseLost):
-            await store.finish_job(job, over, lease, files)
+            await store.replace_job(job, over, lease, files)
 
     play(scenario)
 
@@ -448,12 +449,12 @@ def test_an_owner_has_listings_of_his_own() -> None:
         files = [await a_file(store, b"x", owner=owner) for owner in ("a", "b", "a")]
         jobs = [await a_job(store, file) for file in files]
         for owner, places in (("a", [0, 2]), ("b", [1]), (None, [0, 1, 2]), ("", [])):
-            found = await store.list_files(owner, "batch", None, 9, "asc")
+            found = await store.page(Listing("files:batch", owner, None, 9, "asc"))
             assert found and found.ids == [files[place].id for place in places]
-            found = await store.list_jobs(owner, None, 9)
+            found = await store.page(Listing("jobs", owner, None, 9))
             assert found and found.ids == [jobs[place].id for place in reversed(places)]
         # another one's is no place to go on from
-        assert await store.list_files("a", None, files[1].id, 9, "asc") is None
+        assert await store.page(Listing("files", "a", files[1].id, 9, "asc")) is None
         await store.delete_file(files[1].id)
         assert await store.delete_file(files[1].id) == "in_use"
 
@@ -482,7 +483,7 @@ def test_what_is_stored_is_counted_and_bounded_wherever_it_is() -> None:
             await store.put_result(lease, "b", 1, LineResult(False, b"x" * 2000))
         await store.put_result(lease, "b", 1, LineResult(False, b"x" * 2000), False)
         over = replace(job, status="completed")
-        assert await store.finish_job(job, over, lease, [])
+        assert await store.replace_job(job, over, lease, [])
         # all but the job's record
         await store.delete_file(other.id)
         size = int(await store._redis.strlen(f"{PREFIX}job:{job.id}"))
@@ -506,7 +507,7 @@ def test_so_many_jobs_are_open_and_so_many_kept() -> None:
             assert await store.replace_job(jobs[0], replace(jobs[0], status="cancelled"), None)
             jobs = [*jobs[1:], await a_job(store, mine)]
         # the oldest that are over are forgotten, and nothing else
-        page = await store.list_jobs("a", None, 9)
+        page = await store.page(Listing("jobs", "a", None, 9))
         assert page and len(page.ids) == 3 and {job.id for job in jobs} < set(page.ids)
         kept = [key for key in await keys_of(store) if key.startswith("job:")]
         assert len(kept) == 4
@@ -521,10 +522,10 @@ def test_a_job_that_is_over_is_deleted_from_all_listings() -> None:
         plain = await a_job(store, file)
         job = replace(plain, id=new_job_id(MESSAGE_BATCH), status="in_progress")
         assert await store.add_job(job)
-        for of_messages, ids in ((False, [job.id, plain.id]), (True, [job.id])):
+        for name, ids in (("jobs", [job.id, plain.id]), ("jobs:messages", [job.id])):
             for owner in ("a", None):
                 for order in ("asc", "desc"):
-                    page = await store.list_jobs(owner, None, 9, order, of_messages)
+                    page = await store.page(Listing(name, owner, None, 9, order))
                     assert page and page.ids == (ids if order == "desc" else ids[::-1])
         # It was validated before it was added.
         (lease,) = await store.take("run", "a", 60, 0, 9)
@@ -566,7 +567,7 @@ def test_a_list_goes_on_from_the_place_of_a_job_that_was_deleted() -> None:
             assert await store.replace_job(each, over, None) and await store.delete_job(over)
 
         async def page(after: JobId, order: Order, owner: str | None = "a", limit: int = 9) -> Page | None:
-            return await store.list_jobs(owner, after, limit, order, True)
+            return await store.page(Listing("jobs:messages", owner, after, limit, order))
 
         for owner in ("a", None):
             assert await page(ids[3], "desc", owner) == Page([ids[1], ids[0]], has_more=False)
@@ -611,9 +612,9 @@ def test_a_store_from_before_there_were_owners_is_taken_over() -> None:
             await store.upgrade()
             await store._redis.delete(f"{PREFIX}format")
         assert await stored_bytes(store) == await stored_bytes(store, "") == size
-        page = await store.list_files("", "batch", None, 9, "asc")
+        page = await store.page(Listing("files:batch", "", None, 9, "asc"))
         assert page and page.ids == [file.id]
-        page = await store.list_jobs("", None, 9)
+        page = await store.page(Listing("jobs", "", None, 9))
         assert page and page.ids == [over.id, job.id]
         assert await store.count_open() == {"validating": 1}
 

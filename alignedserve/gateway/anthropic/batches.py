@@ -25,9 +25,9 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import json_body
 from alignedserve.gateway.openai.batch_jobs.files import Upload, content_of, list_response
 from alignedserve.gateway.openai.batch_jobs.job_api import IdempotencyKey, JobApi
-from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
+from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Listing, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
-from alignedserve.store.records import MESSAGE_BATCH
+from alignedserve.store.records import MESSAGE_BATCH, Order
 
 _PATH = MESSAGE_BATCHES.path
 # Seconds that a batch may run, and the least time that its input file is kept.
@@ -124,10 +124,8 @@ def message_batch_routes(
         if before_id is not None and after_id is not None:
             raise ApiError(400, "before_id: not together with after_id", param="before_id")
         beside = after_id if before_id is None else before_id
-        last = None if beside is None else JobId(beside)
-        page = await store.list_jobs(
-            batches.viewer(http), last, limit, "desc" if before_id is None else "asc", of_messages=True
-        )
+        order: Order = "desc" if before_id is None else "asc"
+        page = await store.page(Listing("jobs:messages", batches.viewer(http), beside, limit, order))
         if page is None:
             name = "after_id" if before_id is None else "before_id"
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)

@@ -24,10 +24,11 @@ from alignedserve.vopr.history import (
 )
 from alignedserve.vopr.plan import Plan
 
-# The store calls after which faults happen: those that change the state that others continue from.
+# The store calls after which faults happen: those that change the state that others continue from. `replace_job` stands
+# twice: it changes most of that state.
 STORE_MOMENTS = (
     *("put_chunk", "commit_file", "add_job", "take", "renew", "begin_lines", "put_result", "replace_job"),
-    *("finish_job", "release", "delete_file"),
+    *("replace_job", "release", "delete_file"),
 )
 _DOWN_S = (0.0, 0.0, 0.0004, 0.5, 5.0, 40.0)
 

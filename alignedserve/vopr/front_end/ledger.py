@@ -20,7 +20,7 @@ from alignedserve.vopr.front_end.quiet import FaultTimes
 from alignedserve.vopr.front_end.store_link import StoreObserver
 
 # Calls that only the holder of a lease may make.
-_OF_HOLDERS = ("begin_lines", "put_result", "replace_job", "finish_job")
+_OF_HOLDERS = ("begin_lines", "put_result", "replace_job")
 # Seconds within which a gateway must stop after it has learned that its lease is lost.
 STOPS_S = 1.0
 # Seconds for which a past fault may still have effects in a gateway.
@@ -120,14 +120,13 @@ class Ledger(StoreObserver):
             if result is not None and result != self._results[job_id, line]:
                 raise Broken(f"a line has a result other than its first (job {job_id}, line {line})")
 
-    def _replace_job(self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease | None) -> None:
+    def _replace_job(
+        self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease | None, *_: Any
+    ) -> None:
         if is_done:
             if lease:
                 self._changes(lease)
             self._replaced(old, new)
-
-    def _finish_job(self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease, *_: Any) -> None:
-        self._replace_job(is_done, old, new, lease)
 
     def _changes(self, lease: Lease) -> None:
         job = self.jobs[lease.id]

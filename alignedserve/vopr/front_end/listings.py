@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from alignedserve.store.base import Page
+from alignedserve.store.base import Listing, Page
 from alignedserve.vopr.front_end.ranked import Ranked
 
 
@@ -22,24 +22,20 @@ class Listings:
         """Returns the listings with these names, and the owner's part of each."""
         return [listing for name in names for listing in (self[name], self.owned_by(owner, name))]
 
-    def page(
-        self, name: str, owner: str | None, after: str | None, limit: int, newest_first: bool
-    ) -> Page | None:
+    def page(self, wanted: Listing) -> Page | None:
         """Returns the ids after `after`, which must be listed."""
-        listing = self[name] if owner is None else self.owned_by(owner, name)
-        ids = listing.ids()
-        if newest_first:
-            ids.reverse()
-        if after is not None and after not in listing:
-            return None
-        start = 0 if after is None else ids.index(after) + 1
-        return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
+        ids = [each for each, _ in self._scored(wanted)]
+        if wanted.after is None:
+            return wanted.page(ids)
+        return wanted.page(ids[ids.index(wanted.after) + 1 :]) if wanted.after in ids else None
 
-    def page_from(self, name: str, owner: str | None, score: float, limit: int, newest_first: bool) -> Page:
+    def page_from(self, wanted: Listing, score: float) -> Page:
         """Returns the ids after a position."""
+        return wanted.page([id for id, its in self._scored(wanted) if (its < score) == wanted.newest_first])
+
+    def _scored(self, wanted: Listing) -> list[tuple[str, float]]:
+        """Returns all ids of the list in its order, with their scores."""
+        name, owner = wanted.name, wanted.owner
         listing = self[name] if owner is None else self.owned_by(owner, name)
-        ids = listing.ids()
-        if newest_first:
-            ids.reverse()
-        left = [each for each in ids if (listing.score(each) < score) == newest_first]
-        return Page(left[:limit], has_more=len(left) > limit)
+        found = [(each, listing.score(each)) for each in listing.ids()]
+        return found[::-1] if wanted.newest_first else found

@@ -21,14 +21,16 @@ from alignedserve.store.base import (
     RESULT_BYTES,
     STATUSES,
     UNCOMMITTED_S,
+    Listing,
     Page,
     Stage,
     Store,
     StoreLimits,
+    due_in,
+    job_lists,
 )
 from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import (
-    MESSAGE_BATCH,
     FileId,
     FileRecord,
     JobId,
@@ -36,8 +38,6 @@ from alignedserve.store.records import (
     Lease,
     LeaseState,
     LineResult,
-    Order,
-    Purpose,
     Tally,
 )
 from alignedserve.vopr.front_end.listings import Listings
@@ -135,6 +135,12 @@ class MemoryStore(Store):
         """Returns the same for content that is kept apart."""
         return self._bytes_apart.of(owner)
 
+    async def page(self, listing: Listing) -> Page | None:
+        place = self._places.get(JobId(listing.after)) if listing.after else None
+        if place is None or self._clock() >= place.lapses_at:
+            return self._listings.page(listing)
+        return self._listings.page_from(listing, place.score) if listing.had(place.owner) else None
+
     # ---- files ----
 
     async def put_chunk(
@@ -198,12 +204,6 @@ class MemoryStore(Store):
         del self._files[file_id]
         return "deleted"
 
-    async def list_files(
-        self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
-    ) -> Page | None:
-        name = "files" if purpose is None else f"files:{purpose}"
-        return self._listings.page(name, owner, after, limit, order == "desc")
-
     async def expired_files(self, now: float) -> list[FileId]:
         return [FileId(each) for each in self._expiring.up_to(now)[:NUM_AT_A_TIME]]
 
@@ -241,22 +241,6 @@ class MemoryStore(Store):
         found = [(await self.job(each), await self.tally(each)) for each in job_ids]
         return [(job, tally) for job, tally in found if job]
 
-    async def list_jobs(
-        self,
-        owner: str | None,
-        after: JobId | None,
-        limit: int,
-        order: Order = "desc",
-        of_messages: bool = False,
-    ) -> Page | None:
-        name = "jobs:messages" if of_messages else "jobs"
-        place = self._places.get(after) if after else None
-        if place is None or self._clock() >= place.lapses_at:
-            return self._listings.page(name, owner, after, limit, order == "desc")
-        if owner not in (None, place.owner) or (of_messages and not str(after).startswith(MESSAGE_BATCH)):
-            return None
-        return self._listings.page_from(name, owner, place.score, limit, order == "desc")
-
     async def delete_job(self, job: JobRecord) -> bool:
         if job.id in self._listings["open"]:
             return False
@@ -272,19 +256,29 @@ class MemoryStore(Store):
         found = {status: len(self._listings[f"open:{status}"]) for status in OPEN_STATUSES}
         return Counter({status: count for status, count in found.items() if count})
 
-    async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
-        return self._replace(old, new, lease, [])
-
-    async def finish_job(
+    async def replace_job(
         self,
         old: JobRecord,
         new: JobRecord,
-        lease: Lease,
-        files: Sequence[FileRecord],
+        lease: Lease | None,
+        files: Sequence[FileRecord] = (),
         deliveries: Sequence[Delivery] = (),
     ) -> bool:
         """Ignores `deliveries`: this store has none."""
-        return self._replace(old, new, lease, files)
+        if lease and not self._is_held(Lease(new.id, lease.token)):
+            raise lease.lost()
+        before, after = msgspec.msgpack.encode(old), msgspec.msgpack.encode(new)
+        job = self._jobs.get(new.id)
+        if job is None or job.record != before or not all(map(self._is_whole, files)):
+            return False
+        self._bytes.add(new.owner, len(after) - len(before))
+        job.record = after
+        self._place(new.id, new.status, new.expires_at)
+        if new.is_over:
+            self._end(job, new)
+        for file in files:
+            self._commit(file)
+        return True
 
     # ---- learned state ----
 
@@ -297,11 +291,8 @@ class MemoryStore(Store):
     # ---- leases ----
 
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        wanted = [(status, float("inf")) for status in STATUSES[stage]]
-        if stage == "end":
-            wanted.append(("in_progress", now))
         leases: list[Lease] = []
-        for status, due_by in wanted:
+        for status, due_by in due_in(stage, now):
             due = self._listings[f"open:{status}"].up_to(due_by)
             if len(leases) < count and due:
                 token = f"{self._next()}:{holder}"
@@ -415,26 +406,7 @@ class MemoryStore(Store):
             listing.remove(job_id)
 
     def _job_listings(self, job_id: JobId, owner: str) -> list[Ranked]:
-        names = ["jobs", "jobs:messages"] if job_id.startswith(MESSAGE_BATCH) else ["jobs"]
-        return self._listings.each(*names, owner=owner)
-
-    def _replace(
-        self, old: JobRecord, new: JobRecord, lease: Lease | None, files: Sequence[FileRecord]
-    ) -> bool:
-        if lease and not self._is_held(Lease(new.id, lease.token)):
-            raise lease.lost()
-        before, after = msgspec.msgpack.encode(old), msgspec.msgpack.encode(new)
-        job = self._jobs.get(new.id)
-        if job is None or job.record != before or not all(map(self._is_whole, files)):
-            return False
-        self._bytes.add(new.owner, len(after) - len(before))
-        job.record = after
-        self._place(new.id, new.status, new.expires_at)
-        if new.is_over:
-            self._end(job, new)
-        for file in files:
-            self._commit(file)
-        return True
+        return self._listings.each(*job_lists(job_id), owner=owner)
 
     def _end(self, job: _HeldJob, record: JobRecord) -> None:
         for listing in self._listings.each("open", owner=record.owner):

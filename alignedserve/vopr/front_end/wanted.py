@@ -72,7 +72,7 @@ class Lines(StoreObserver):
             case "begin_lines":
                 lease: Lease = args[0]
                 self._begun |= {self._seeds[lease.id][number - 1] for number in args[1]}
-            case "replace_job" | "finish_job" if result:
+            case "replace_job" if result:
                 self._replaced(args[1])
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:

@@ -314,7 +314,7 @@ def test_a_list_that_is_paged_goes_on_though_its_batches_are_deleted_and_takes_f
             monkeypatch.setattr(RedisConnection, "call", call)
             assert [each["id"] for each in data] == made[1::-1]
             # The gateway's own calls come in between.
-            counts[path] = sum(name.endswith((".list_jobs", ".jobs", ".job", ".tally")) for name in names)
+            counts[path] = sum(name.endswith((".page", ".jobs", ".job", ".tally")) for name in names)
         assert counts == {BATCHES: 2, "/v1/batches": 2}
 
     play(scenario)

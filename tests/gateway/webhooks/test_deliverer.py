@@ -59,7 +59,9 @@ class At:
         over = JobRecord(
             **{name: getattr(job, name) for name in job.__struct_fields__} | {"status": "completed"}
         )
-        assert await store.finish_job(job, over, lease, [], Events(urls or (self.receiver.url,)).of_job(over))
+        assert await store.replace_job(
+            job, over, lease, [], Events(urls or (self.receiver.url,)).of_job(over)
+        )
         return over
 
     async def pending(self) -> int:

@@ -15,7 +15,7 @@ from alignedserve.gateway.http.errors import AnswerBrokenOff, ApiError
 from alignedserve.gateway.http.json_pieces import AnswerStream, Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
-from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
+from alignedserve.store import Contents, FileId, FileRecord, Listing, Store, StoreAway, StoreFull
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # Seconds after its creation within which a file may expire: the least and the most.
@@ -59,7 +59,8 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     ) -> Response:
         if purpose not in (None, "batch", "batch_output"):
             return list_response([], has_more=False)
-        page = await store.list_files(viewer(http, is_shared), purpose, after and FileId(after), limit, order)  # type: ignore[arg-type]
+        name = "files" if purpose is None else f"files:{purpose}"
+        page = await store.page(Listing(name, viewer(http, is_shared), after, limit, order))
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such file", param="after")
         return list_response(await _bodies(store, page.ids), page.has_more)

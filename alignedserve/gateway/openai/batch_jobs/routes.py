@@ -26,7 +26,7 @@ from alignedserve.gateway.openai.batch_jobs.bodies import BATCHES, WEBHOOK_URL, 
 from alignedserve.gateway.openai.batch_jobs.files import find_file, list_response
 from alignedserve.gateway.openai.batch_jobs.job_api import IdempotencyKey, JobApi
 from alignedserve.gateway.webhooks.urls import is_allowed
-from alignedserve.store import FileId, JobId, JobRecord, PlacedInput, Store, Tally
+from alignedserve.store import FileId, JobId, JobRecord, Listing, PlacedInput, Store, Tally
 
 _ONE = f"{BATCHES.path}/{{batch_id}}"
 
@@ -116,7 +116,7 @@ def batch_routes(
     async def list_batches(
         http: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
-        page = await store.list_jobs(batches.viewer(http), after and JobId(after), limit)  # type: ignore[arg-type]
+        page = await store.page(Listing("jobs", batches.viewer(http), after, limit))
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
         return list_response(await batches.bodies_of(page.ids), page.has_more)
