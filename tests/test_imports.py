@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
     "kernels": set(),
     "alignedserve/ops": {"alignedserve.kernels", "alignedserve.kv.groups", "alignedserve.sampling_params"},
-    "alignedserve/models": {"alignedserve.ops"},
+    "alignedserve/models": {"alignedserve.kv.groups", "alignedserve.ops"},
     "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,

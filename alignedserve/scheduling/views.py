@@ -48,7 +48,7 @@ class BoundaryView(Protocol):
 
     @property
     def num_blocks_to_come(self) -> int:
-        """Blocks of requests whose KV is being copied to the pool. They become free when that has ended."""
+        """Blocks of requests that leave. They become free when the KV has been copied to the pool."""
 
     @property
     def num_tokens_left(self) -> int:
