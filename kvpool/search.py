@@ -129,12 +129,10 @@ class DensityFirstSearch:
         shortest = 1 if builder.counts_shared else self._tree.blocks_for(leaf.length_range[0])
         num_unfit = 0
         for _, key in self._tree.by_due(leaf.number):
-            # Few requests may have most in common with the batch. The search for them ends at some time.
-            if (
-                builder.blocks_left < shortest
-                or not builder.slots_left
-                or num_unfit > self._limits.max_requests
-            ):
+            if builder.blocks_left < shortest or not builder.slots_left:
+                return
+            if builder.counts_shared and num_unfit > self._limits.max_requests:
+                # Few requests may have most in common with the batch. The search for them ends at some time.
                 return
             num_unfit += not builder.add(key)
 

@@ -89,6 +89,7 @@ def filled(
     BLOCK_SIZES,
     SPANS,
 )
+@example([[(1, 1), (5, 0), (5, 0)]], [BatchLimits(1, 1, 0)], 4, (1, 0, 1))
 def test_it_finds_what_the_plain_search_finds(
     waves: list[list[tuple[int, int]]],
     limits: list[BatchLimits],
