@@ -113,9 +113,9 @@ class PromptTable(PrefillTable):
         return key in self._started
 
     def _enter(self, request: ScheduledRequest, state: PromptState) -> None:
-        self._num_slots[request.is_rt] -= request.has_slot
+        had_slot = request.has_slot
         request.enter(state)
-        self._num_slots[request.is_rt] += request.has_slot
+        self._num_slots[request.is_rt] += request.has_slot - had_slot
 
     # ---- counts -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@
      '------- PREEMPTING <-----'
     WAITING -> STAGING -> STAGED -> gone
 
-A request that is WAITING or STAGED is gone as soon as it is aborted. From any other state it becomes ABORTED. It is
-gone when no copy uses its blocks, and no decode instance may pull them.
+An aborted request that is WAITING is gone at once, and one that is STAGED when the staging buffer lets it go. From any
+other state it becomes ABORTED. It is gone when no copy uses its blocks, and no decode instance may pull them.
 """
 
 from __future__ import annotations

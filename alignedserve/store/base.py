@@ -109,7 +109,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a page is wanted of."""
+    """A list of files or jobs, and which part of it is asked for."""
 
     # `files`, `files:PURPOSE`, `jobs`, or `jobs:messages` for message batches only.
     name: str
@@ -179,8 +179,8 @@ class Store(Leases):
 
     @abstractmethod
     async def page(self, listing: Listing) -> Page | None:
-        """Returns a page of files or jobs. None: there is no `after`, and it was no job in the last PLACE_KEPT_S
-        seconds."""
+        """Returns a page of files or jobs. None: `after` is not in this list, and no job that was deleted from it in the
+        last PLACE_KEPT_S seconds."""
 
     # ---- files ----
 

@@ -43,6 +43,8 @@ class RedisLeases(RedisConnection, Leases):
                 raise bytes_lost()
             case -7:
                 raise ConversationFull
+            case _ if done < 0:
+                raise RuntimeError(f"a script answered {done}")
         return done
 
     def byte_limits(self, is_bounded: bool = True, is_apart: bool = False) -> list[int | str]:

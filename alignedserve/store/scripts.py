@@ -266,7 +266,7 @@ deliver(rest)
 return 1
 """
 
-# Arguments: token; milliseconds; the most to take; status; latest due time or '+inf'.
+# Arguments: token; milliseconds; the most to take; status; latest due time or 'inf'.
 TAKE = """
 local token, milliseconds, count, status, due_by = unpack(ARGV)
 local found = {}

@@ -25,7 +25,7 @@ from alignedserve.vopr.history import (
 from alignedserve.vopr.plan import Plan
 
 # The store calls after which faults happen: those that change the state that others continue from. `replace_job` stands
-# twice: it changes most of that state.
+# twice: it changes most of that state. A seed means the same history only as long as there are as many.
 STORE_MOMENTS = (
     *("put_chunk", "commit_file", "add_job", "take", "renew", "begin_lines", "put_result", "replace_job"),
     *("replace_job", "release", "delete_file"),
