@@ -133,8 +133,8 @@ class BlockAllocator:
         is_optional: bool = False,
         owner: str = "",
     ) -> Grant | None:
-        """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
-        room. Safe to repeat. `hashes` are those of its first blocks. If it has no KV yet, it gets the blocks that are
+        """Gives the request blocks for `num_tokens` tokens in total. Returns None if there is no room, and then changes
+        nothing but to release what is of no use. Safe to repeat. `hashes` are those of its first blocks. If it has no KV yet, it gets the blocks that are
         known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns what
         they are promised. `owner` is the request's."""
         if num_tokens < 1:

@@ -236,6 +236,9 @@ class Eviction:
             del view.refused[key]
             if state := self._router.requests.find(key, instance_id, Phase.MAKING_ROOM):
                 self._transitions.enter(state, Phase.RUNNING, instance_id)
+                if state.reserve_number:
+                    # The pool may have granted it meanwhile.
+                    self._pool.note_writes(state)
                 self._pool.send(MakeSpare([key]))
         for key in keys:
             if state := self._router.requests.find(key, instance_id, Phase.RUNNING):

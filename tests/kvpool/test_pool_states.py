@@ -103,7 +103,6 @@ class PoolStates(RuleBasedStateMachine):
     @rule(key=KEYS, num_tokens=COUNTS)
     def reserve(self, key: RequestKey, num_tokens: int) -> None:
         if self.span.has_state and key in self.kept and not self.kept[key].num_tokens:
-            self.pool.on(Release([key]), self.now)
             self.forget(key)
         kept = self.kept.get(key)
         found = [] if kept else self.found(key, num_tokens)

@@ -105,6 +105,18 @@ def test_room_that_was_granted_in_vain_costs_the_state() -> None:
     assert (order.num_saved, order.blocks) == (0, [20, 21, 22, 23])
 
 
+def test_an_instance_dies_before_it_is_known_that_room_was_granted_in_vain() -> None:
+    script = island()
+    script.running(num_prompt=6)
+    script.decode(wants_evicted=[ONE])
+    script.say(POOL, Reserved(ONE, None))
+    script.tick(0.1)
+    script.decode()
+    script.take()
+    script.close(DECODE)
+    check_goes_on(script, 6)
+
+
 @pytest.mark.parametrize(("num_saved", "num_usable"), [(6, 6), (7, 0)])
 def test_a_new_router_uses_no_state_that_later_tokens_have_changed(num_saved: int, num_usable: int) -> None:
     """An earlier router may have received more of the request's tokens than its gateway."""
