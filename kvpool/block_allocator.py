@@ -134,9 +134,9 @@ class BlockAllocator:
         owner: str = "",
     ) -> Grant | None:
         """Gives the request blocks for `num_tokens` tokens in total. Returns None if there is no room, and then changes
-        nothing but to release what is of no use. Safe to repeat. `hashes` are those of its first blocks. If it has no KV yet, it gets the blocks that are
-        known by them, but never the last token's. `is_optional`: other requests keep their spares, and next turns what
-        they are promised. `owner` is the request's."""
+        nothing but to release what is of no use. Safe to repeat. `hashes` are those of its first blocks. If it has no
+        KV yet, it gets the blocks that are known by them, but never the last token's. `is_optional`: other requests
+        keep their spares, and next turns what they are promised. `owner` is the request's."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation, num_found = self._allocations.get(key), 0

@@ -179,8 +179,8 @@ class Store(Leases):
 
     @abstractmethod
     async def page(self, listing: Listing) -> Page | None:
-        """Returns a page of files or jobs. None: `after` is not in this list, and no job that was deleted from it in the
-        last PLACE_KEPT_S seconds."""
+        """Returns a page of files or jobs. None: `after` is not in this list, and no job that was deleted from it in
+        the last PLACE_KEPT_S seconds."""
 
     # ---- files ----
 
