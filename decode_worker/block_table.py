@@ -19,10 +19,9 @@ from itertools import chain
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
-from alignedserve.engine.request import PLAIN, Layout
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.prefix_cache import PrefixCache
-from alignedserve.kv.format import tokens_per_block
+from alignedserve.kv.layout import PLAIN, REVERSED, Layout
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 
@@ -57,22 +56,22 @@ class BlockTable:
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
-    def admit(self, request: ScheduledRequest) -> Layout:
-        self._hold(request, self._columns_for(request.num_tokens))
+    def admit(self, request: ScheduledRequest) -> None:
+        self._lay_out(request)
+        self._hold(request, self._columns_for(request.num_tokens, request.layout))
         self._pulling[request.key] = request
-        return self._layout(request)
 
-    def start(self, request: ScheduledRequest) -> Layout:
-        num_columns = self._columns_for(request.num_tokens, request.keeps_inputs)
+    def start(self, request: ScheduledRequest) -> None:
+        self._lay_out(request)
+        num_columns = self._columns_for(request.num_tokens, request.layout)
         num_passed = self._span.num_passed(request.num_cached)
         num_missing = self._memory.num_missing(request, num_columns, num_passed)
         self._hold(request, num_columns, num_lent=max(0, num_missing - self.num_free))
         self._running[request.key] = request
-        return self._layout(request)
 
-    def _layout(self, request: ScheduledRequest) -> Layout:
-        is_reversed = self.ends.is_on and not request.is_rt
-        return Layout(is_reversed, request.keeps_inputs) if is_reversed or request.keeps_inputs else PLAIN
+    def _lay_out(self, request: ScheduledRequest) -> None:
+        if self.ends.is_on and not request.is_rt:
+            request.layout = REVERSED
 
     def pulled(self, key: RequestKey) -> ScheduledRequest | None:
         """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted
@@ -145,16 +144,17 @@ class BlockTable:
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
-    def needed(self, request: ScheduledRequest, keeps_inputs: bool = False) -> int:
+    def needed(self, request: ScheduledRequest, layout: Layout = PLAIN) -> int:
         """Returns the number of blocks that a request without any needs to begin."""
-        num_columns = self._columns_for(request.num_tokens, keeps_inputs)
+        num_columns = self._columns_for(request.num_tokens, layout)
         num_blocks = self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
-        return num_blocks - self._num_held(request, keeps_inputs)
+        return num_blocks - self._num_held(request, layout)
 
-    def _num_held(self, request: ScheduledRequest, keeps_inputs: bool) -> int:
+    def _num_held(self, request: ScheduledRequest, layout: Layout) -> int:
         """Returns how many of the blocks with which the request would begin others hold already. Counts none if blocks
         are lent: a request without free blocks then shares fewer."""
-        return 0 if keeps_inputs or self.ends.is_on else self._prefix_cache.num_held(request.work)
+        can_share = layout.holds_kv and not self.ends.is_on
+        return self._prefix_cache.num_held(request.work) if can_share else 0
 
     def free_passed(self) -> None:
         """Frees the blocks that running requests have passed, and gives them the blocks that replace these: never more
@@ -166,12 +166,12 @@ class BlockTable:
 
     def has_blocks(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Whether the request has blocks for the KV of its first `num_tokens` tokens."""
-        return num_tokens <= request.end * tokens_per_block(self._limits.block_size, request.keeps_inputs)
+        return num_tokens <= request.end * request.layout.tokens_per_block(self._limits.block_size)
 
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Gives the request blocks for the KV of its first `num_tokens` tokens, which the planned iteration writes.
         Returns False and changes nothing if too few are free or lendable."""
-        num_columns = max(request.num_columns, self._columns_for(num_tokens, request.keeps_inputs))
+        num_columns = max(request.num_columns, self._columns_for(num_tokens, request.layout))
         if not (request.shares or self.ends.is_on):
             return self._memory.reserve(request, num_columns)
         count = self._memory.num_missing(request, num_columns)
@@ -261,26 +261,25 @@ class BlockTable:
         """Reduces the lender to the tokens before the first one that is away, and to at least its first block, which is
         never lent. If the eviction fails, the lender runs again, and every running request holds a block."""
         lender.num_cached = self.ends.num_whole(lender)
-        num_columns = max(1, self._columns_for(lender.num_cached))
+        num_columns = max(1, self._columns_for(lender.num_cached, lender.layout))
         self.ends.cut(lender, num_columns)
         self._memory.cut(lender, num_columns)
 
-    def _columns_for(self, num_tokens: int, keeps_inputs: bool = False) -> int:
-        return -(-num_tokens // tokens_per_block(self._limits.block_size, keeps_inputs))
+    def _columns_for(self, num_tokens: int, layout: Layout) -> int:
+        return layout.num_columns(num_tokens, self._limits.block_size)
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
-    def growth_of(self, request: ScheduledRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
+    def growth_of(self, request: ScheduledRequest, num_iterations: int, layout: Layout | None = None) -> int:
         """Returns the number of additional blocks that the request needs for `num_iterations` iterations. A request
-        that may be admitted holds none; `keeps_inputs` says what would be kept of it."""
+        that may be admitted holds none; `layout` is the one that it would have."""
+        layout = layout or request.layout
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        num_columns = max(
-            request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs)
-        )
+        num_columns = max(request.num_columns, self._columns_for(num_cached, layout))
         num_passed = request.num_passed or self._span.num_passed(request.num_cached)
         num_more = self._span.num_blocks(num_passed, num_columns) - request.num_blocks
         if not request.num_columns:
-            num_more -= self._num_held(request, keeps_inputs)
+            num_more -= self._num_held(request, layout)
         num_more = max(0, num_more)
         if request.shares and not request.is_rt:
             num_more += self.ends.num_renewed_at_most(request, num_cached)
@@ -291,17 +290,16 @@ class BlockTable:
         because every iteration needs this sum over all requests."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
-            if request.shares:
+            if request.shares or request.layout is not PLAIN:
                 growth += self.growth_of(request, num_iterations)
                 continue
             num_cached = request.num_tokens + num_more
             if num_cached > request.max_cached:
                 num_cached = request.max_cached
-            per_block = 2 * block_size if request.keeps_inputs else block_size
-            missing = num_cached - request.num_columns * per_block
+            missing = num_cached - request.num_columns * block_size
             if missing > 0:
                 growth += (
-                    -(-missing // per_block) if self._is_plain else self.growth_of(request, num_iterations)
+                    -(-missing // block_size) if self._is_plain else self.growth_of(request, num_iterations)
                 )
         return growth
 

@@ -16,9 +16,9 @@ from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
-from alignedserve.engine.request import PLAIN
 from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.instance.prefix_dedup import PrefixDedup
+from alignedserve.kv.layout import PLAIN, Layout
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.timing.cost import IterationLoad
@@ -147,8 +147,8 @@ class Boundary:
             requests = (request for request in requests if request.is_rt is is_rt)
         return self._block_table.growth(requests, num_iterations)
 
-    def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
-        return self._block_table.growth_of(_own(request), num_iterations, keeps_inputs)
+    def growth_of(self, request: DecodeRequest, num_iterations: int, layout: Layout | None = None) -> int:
+        return self._block_table.growth_of(_own(request), num_iterations, layout)
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Boundary:
             raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
         running = self._block_table.running
         if without_kv := sorted(
-            key for key in self._evicted if running[key].keeps_inputs or running[key].is_embedding
+            key for key in self._evicted if not running[key].layout.holds_kv or running[key].is_embedding
         ):
             raise RuntimeError(
                 f"requests {without_kv}: to be evicted, but they have no KV that could go on, and can only be dropped"
@@ -185,15 +185,15 @@ class Boundary:
         self._evicted -= {*self.plan.drops}
         self.plan.wants_evicted = [key for key in self.plan.wants_evicted if key in self._evicted]
 
-    def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
+    def admit(self, request: DecodeRequest, layout: Layout = PLAIN) -> None:
         scheduled = _own(request)
         if scheduled.num_cached and self._prefix_cache.has_as_much(scheduled.work):
             scheduled.compute_instead()
-        if keeps_inputs and (scheduled.num_cached or not self.limits.can_keep_inputs):
+        if not layout.holds_kv and (scheduled.num_cached or not self.limits.can_keep_inputs):
             raise RuntimeError(
                 f"request {scheduled.key}: its inputs can't be kept; the pool has KV of {scheduled.num_cached} tokens"
             )
-        needed = self._block_table.needed(scheduled, keeps_inputs)
+        needed = self._block_table.needed(scheduled, layout)
         num_lendable = 0 if scheduled.num_cached else self._block_table.num_lendable_to(scheduled)
         if needed > self.num_free_blocks + num_lendable or self.num_free_slots <= 0:
             raise RuntimeError(
@@ -201,26 +201,25 @@ class Boundary:
                 f"but {self.num_free_blocks} blocks, {num_lendable} lent and {self.num_free_slots} slots are free"
             )
         self._candidates.take(scheduled)
-        if keeps_inputs:
+        scheduled.layout = layout
+        if not layout.holds_kv:
             # It neither uses nor provides shared KV.
-            scheduled.keeps_inputs, scheduled.block_hashes = True, ()
+            scheduled.block_hashes = ()
         if scheduled.num_cached:
             self._prefix_cache.take_arriving(scheduled.work, scheduled)
             self._arrivals.admitted(scheduled)
-            layout = self._block_table.admit(scheduled)
+            self._block_table.admit(scheduled)
             self._dedup.started(scheduled)
             self.plan.pulls.append(scheduled.work)
         else:
-            if not keeps_inputs:
+            if layout.holds_kv:
                 # Lent blocks are no shared ones. With a window it holds no more of those than it needs in any case.
                 has_lent = self._block_table.ends.is_on and not self.limits.window
                 max_blocks = self.num_free_blocks if has_lent else None
                 scheduled.num_cached = self._prefix_cache.take(scheduled.work, scheduled, max_blocks)
-            layout = self._block_table.start(scheduled)
+            self._block_table.start(scheduled)
             self._dedup.started(scheduled)
             self.plan.new_prompts.append(scheduled.work)
-        if layout is not PLAIN:
-            self.plan.layouts[scheduled.key] = layout
 
     def run_many(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         if len(requests) > self.num_tokens_left:
@@ -229,7 +228,11 @@ class Boundary:
         run, lengths, own = self.plan.run, self.lengths, cast("Sequence[ScheduledRequest]", requests)
         for index, request in enumerate(own):
             num_tokens = request.num_tokens
-            if num_tokens - request.num_cached > 1 or request.last_run == number or request.keeps_inputs:
+            if (
+                num_tokens - request.num_cached > 1
+                or request.last_run == number
+                or not request.layout.holds_kv
+            ):
                 if self.run(request):
                     found.append(requests[index])
             elif (not request.shares and num_tokens <= request.end * block_size) or self._grow(
@@ -255,7 +258,7 @@ class Boundary:
                 f"request {scheduled.key}: to compute {num_tokens} tokens{is_again}, of {scheduled.num_pending} pending"
             )
         needed = scheduled.num_cached + num_tokens
-        num_restored_blocks = -(-needed // self.limits.block_size) if scheduled.keeps_inputs else 0
+        num_restored_blocks = 0 if scheduled.layout.holds_kv else -(-needed // self.limits.block_size)
         if num_tokens > self.num_tokens_left or num_restored_blocks > self._num_restored_blocks_left:
             return False
         if not self._grow(scheduled, needed):
@@ -267,7 +270,7 @@ class Boundary:
             self.plan.chunks.append((scheduled.key, num_tokens))
         else:
             self.plan.run.append(scheduled.key)
-        if scheduled.keeps_inputs:
+        if not scheduled.layout.holds_kv:
             self.num_restored += scheduled.num_cached
         if scheduled.num_pending == 1:
             self.lengths.append(scheduled.num_read)

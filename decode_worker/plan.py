@@ -2,49 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
-from alignedserve.engine.request import Layout
+from alignedserve.kv.end_copies import EndCopy
 from alignedserve.protocol.messages import Work
-from alignedserve.types import BlockId, RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Copies tokens `first` to `end` of the lender's block to host memory, before real time overwrites them."""
-
-    lender: RequestKey
-    index: int
-    block: BlockId
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """The lender has a new block, with the content of the old one unless that was given up."""
-
-    lender: RequestKey
-    index: int
-    old: BlockId
-    new: BlockId
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Copies tokens `first` to `end` of the lender's block back from host memory."""
-
-    lender: RequestKey
-    index: int
-    block: BlockId
-    first: int
-    end: int
-
-
-# Copies for blocks that two requests fill from both ends (`shared_ends.py`).
-EndCopy = Checkpoint | Renew | Restore
+from alignedserve.types import RequestKey
 
 
 class DecodePlan(msgspec.Struct):
@@ -56,8 +18,6 @@ class DecodePlan(msgspec.Struct):
     pulls: list[Work] = []
     # Prompts without KV that start. They have their blocks and may run in this iteration.
     new_prompts: list[Work] = []
-    # How pulled and new requests fill their blocks, if not in the plain way.
-    layouts: dict[RequestKey, Layout] = {}
     # Requests that compute all pending tokens, usually one, and sample the next. `sampled` follows.
     run: list[RequestKey] = []
     # Requests that compute a part of their pending tokens, and the number of these. `computed` follows.

@@ -35,8 +35,6 @@ class ScheduledRequest(Held):
     last_run: int = 0
     # The hashes of its first blocks, which it may share with prompts that have the same prefix.
     block_hashes: Sequence[bytes] = ()
-    # Whether its blocks hold inputs of layers in place of KV. Statements about its KV then apply to these.
-    keeps_inputs: bool = False
     # Whether it shares blocks from both ends, or misses some: see `shared_ends.py`.
     shares: bool = False
     # Whether it waits for another request with the same prefix: see `instance/prefix_dedup.py`.

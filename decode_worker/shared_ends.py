@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 
-from alignedserve.decode_worker.plan import Checkpoint, EndCopy, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.instance.memory import BlockManager
+from alignedserve.kv.end_copies import Checkpoint, EndCopy, Renew, Restore
 from alignedserve.types import RequestKey
 
 

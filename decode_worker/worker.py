@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
-from alignedserve.decode_worker.plan import Checkpoint, DecodePlan, EndCopy, Renew, Restore
+from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request
+from alignedserve.engine.request import Request
 from alignedserve.instance.copies import blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import adopt, complete, key_of, limits_of
 from alignedserve.instance.worker import Step, Worker
+from alignedserve.kv.end_copies import Cut, EndCopy, num_parts
 from alignedserve.protocol.messages import (
     WHOLE_ANSWERS,
     Abort,
@@ -49,9 +49,6 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 # answers within milliseconds, unless it or the pool stands still.
 HOLD_S = 0.5
 
-# Host memory has room for the overwritten KV of one block in this many. When RT needs more, whole requests must leave.
-BLOCKS_PER_PART = 4
-
 
 class DecodeWorker(Worker):
     computes_prompts = False
@@ -76,15 +73,12 @@ class DecodeWorker(Worker):
         keeps_all = shares_blocks or engine.limits.max_restored_blocks or not engine.span.window
         max_step = engine.limits.max_num_batched_tokens
         span = replace(engine.span, window=0) if keeps_all else replace(engine.span, max_step=max_step)
-        memory = memory or BlockManager(engine.num_blocks, span)
+        memory = memory or BlockManager(engine.limits.num_blocks, span)
         memory.count_as(span, counts_once=True)
         super().__init__(engine, transfers, memory, clock, threads, enable_prefix_caching, shares_blocks)
         limits = limits_of(engine, span)
         part = (policy.colocated if self.computes_prompts else policy.decode)(limits, estimate)
-        max_parts = 0
-        if shares_blocks:
-            max_parts = max(engine.num_blocks // BLOCKS_PER_PART, 1)
-            engine.make_checkpoints(max_parts)
+        max_parts = num_parts(engine.limits.num_blocks) if shares_blocks else 0
         self.schedule = DecodeSchedule(limits, part, estimate, memory, self.prompts.prefix_cache, max_parts)
         # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
@@ -136,8 +130,8 @@ class DecodeWorker(Worker):
             self._save_changed(order, request, num_tokens)
             return
         scheduled = self.schedule.blocks.running.get(order.key)
-        if scheduled and scheduled.keeps_inputs:
-            # They can't go to the pool, so the request is computed again.
+        if scheduled and not scheduled.layout.holds_kv:
+            # Its blocks can't go to the pool, so the request is computed again.
             self.schedule.blocks.ended(order.key)
             self._leave(order.key)
             self._report.dropped.append(order.key)
@@ -148,8 +142,8 @@ class DecodeWorker(Worker):
             self._failed_evictions.append(Failed(order.key, "evict", reason))
         elif self.schedule.blocks.evict(order.key):
             self.engine.part(request)
-            if request.is_reversed:
-                self.engine.cut(request, self.schedule.blocks.leaving[order.key].num_cached)
+            if (num_left := self.schedule.blocks.leaving[order.key].num_cached) < request.num_computed:
+                self.engine.copy_ends([(request, Cut(order.key, num_left))])
             self._save_changed(order, request, request.num_computed)
 
     def _has_gap(self, request: Request, num_saved: int) -> bool:
@@ -210,8 +204,7 @@ class DecodeWorker(Worker):
             num_here, matcher = self.prompts.arriving(work, scheduled)
             self._report.num_arriving += work.num_cached
             self._report.num_not_copied += num_here
-            layout = plan.layouts.get(key, PLAIN)
-            request = self._requests[key] = adopt(self.engine, work, scheduled, matcher, layout=layout)
+            request = self._requests[key] = adopt(self.engine, work, scheduled, matcher)
             self._compiling.begin(key, request.matcher)
             span, source = self.memory.span, scheduled.source
             first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
@@ -262,9 +255,9 @@ class DecodeWorker(Worker):
                     self.prompts.computed([self._requests[key]])
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work, layout: Layout) -> None:
+    def _start(self, work: Work) -> None:
         key = work.request.key
-        request = self._requests[key] = self.prompts.start(work, self.schedule.blocks.running[key], layout)
+        request = self._requests[key] = self.prompts.start(work, self.schedule.blocks.running[key])
         self.engine.join(request)
         self._report.admitted.append(key)
         if request.num_computed:
@@ -339,7 +332,7 @@ class DecodeWorker(Worker):
         if plan.drops:
             self._report.dropped += plan.drops
         for work in plan.new_prompts:
-            self._start(work, plan.layouts.get(work.request.key, PLAIN))
+            self._start(work)
         if plan.ends:
             self._carry_out_ends(plan.ends)
         if plan.pulls:
@@ -351,16 +344,8 @@ class DecodeWorker(Worker):
         return computing
 
     def _carry_out_ends(self, ops: Sequence[EndCopy]) -> None:
-        begun_s, copied = self._clock(), Counter[str]()
-        for op in ops:
-            lender = self._requests[op.lender]
-            match op:
-                case Checkpoint(_, index, block, first, end):
-                    copied["checkpoint"] += self.engine.checkpoint(lender, index, block, first, end)
-                case Renew(_, index, old, new):
-                    self.engine.renew(lender, index, old, new)
-                case Restore(_, index, block, first, end):
-                    copied["restore"] += self.engine.restore(lender, index, block, first, end)
+        begun_s = self._clock()
+        copied = self.engine.copy_ends([(self._requests[op.key], op) for op in ops])
         seconds = self._clock() - begun_s
         for what, num_bytes in (+copied).items():
             self.copies.moved(what, num_bytes, seconds * num_bytes / copied.total())

@@ -83,7 +83,7 @@ class PrefillWorker(Worker):
     ) -> None:
         """`memory`: that of the engine's last worker, if it had one."""
         # Blocks that a prompt passes during its computation are being saved to the pool, and are not freed.
-        memory = memory or BlockManager(engine.num_blocks, engine.span)
+        memory = memory or BlockManager(engine.limits.num_blocks, engine.span)
         memory.count_as(engine.span, counts_once=False)
         super().__init__(engine, transfers, memory, clock, threads, enable_prefix_caching)
         limits = replace(limits_of(engine, memory.span), saves_whole=True)

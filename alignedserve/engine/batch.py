@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from alignedserve.engine.request import Request, Work
-from alignedserve.kv.format import tokens_per_block
 from alignedserve.kv.groups import LayerGroups
 from alignedserve.ops.step import StepInputs
 from alignedserve.types import BlockId
@@ -51,17 +50,17 @@ class Batch:
 
     def __init__(self, work: Work) -> None:
         is_decode = [
-            count == 1 == request.num_pending and bool(request.output) and not request.keeps_inputs
+            count == 1 == request.num_pending and bool(request.output) and request.layout.holds_kv
             for request, count in work
         ]
         decodes = [item for item, fits in zip(work, is_decode, strict=True) if fits]
         chunks = [item for item, fits in zip(work, is_decode, strict=True) if not fits]
-        chunks.sort(key=lambda item: (item[1] != 1, item[0].keeps_inputs))
+        chunks.sort(key=lambda item: (item[1] != 1, not item[0].layout.holds_kv))
         self.num_decodes = len(decodes)
         self.work = decodes + chunks
         self.rows = np.array([request.row for request, _ in self.work], dtype=np.intp)
         self.counts = np.array([count for _, count in self.work], dtype=np.int32)
-        self.is_reversed = np.array([request.is_reversed for request, _ in self.work], dtype=np.int32)
+        self.is_reversed = np.array([request.layout.is_reversed for request, _ in self.work], dtype=np.int32)
         self.has_reversed = bool(self.is_reversed.any())
         self.adapters = np.array([request.adapter for request, _ in self.work], dtype=np.int32)
         self.has_adapters = bool(self.adapters.any())
@@ -173,7 +172,7 @@ class BatchTable:
         start = num_outputs = batch.num_decodes
         for entry in range(batch.num_decodes, len(batch.work)):
             end, num_outputs = self._fill_chunk(step, batch, entry, start, num_outputs)
-            if batch.work[entry][0].keeps_inputs:
+            if not batch.work[entry][0].layout.holds_kv:
                 self._keep_inputs(step, batch, entry, slice(start, end), table[:, 0])
             start, output_ends[entry] = end, num_outputs
         if step.adapters is not None and batch.has_adapters:
@@ -210,10 +209,10 @@ class BatchTable:
         host.token_ids[start:end] = request.tokens(first, first + count)
         host.positions[start:end] = positions
         slots = self._slots(request.row, positions)
-        host.slots[:, start:end] = self._mirrored(slots) if request.is_reversed else slots
+        host.slots[:, start:end] = self._mirrored(slots) if request.layout.is_reversed else slots
         host.query_start[entry + 1] = end
         host.context_len[entry] = first + count
-        host.is_reversed[entry] = request.is_reversed
+        host.is_reversed[entry] = request.layout.is_reversed
         wanted = request.num_outputs(count)
         host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
         return end, num_outputs + wanted
@@ -222,7 +221,7 @@ class BatchTable:
         """The number of block-table columns that the step needs. Restored KV needs as many as K and V would."""
         num_columns = int(self._num_columns[batch.rows].max())
         for request, count in batch.work[batch.num_decodes :]:
-            if request.keeps_inputs:
+            if not request.layout.holds_kv:
                 num_columns = max(num_columns, -(-(request.num_computed + count) // self._block_size))
         return num_columns
 
@@ -245,7 +244,7 @@ class BatchTable:
     def _set_num_columns(self, request: Request) -> None:
         row = request.row
         self._num_columns[row] = request.num_columns
-        self._room[row] = request.num_columns * tokens_per_block(self._block_size, request.keeps_inputs)
+        self._room[row] = request.num_columns * request.layout.tokens_per_block(self._block_size)
 
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         """Returns slots as [group, position]."""

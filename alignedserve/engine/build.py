@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.engine.adapter_places import AdapterPlaces
+from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
@@ -31,6 +32,7 @@ from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.ranks import padded
+from alignedserve.kv.end_copies import num_parts
 from alignedserve.kv.format import BlockFormat, num_restored_blocks
 from alignedserve.kv.groups import LayerGroups
 from alignedserve.models.base import Model
@@ -226,6 +228,7 @@ def _assemble(
         max_num_batched_tokens=max_tokens,
         max_prefill_chunk=min(config.max_prefill_chunk or max_tokens, max_tokens),
         block_size=form.block_size,
+        num_blocks=num_blocks,
         max_restored_blocks=num_restored,
     )
     return Engine(
@@ -234,7 +237,7 @@ def _assemble(
         cache=cache,
         model=_traits(loaded),
         grammars=grammars,
-        has_reversed=loaded.has_reversed,
+        checkpoints=Checkpoints(cache.parts, num_parts(num_blocks)) if loaded.has_reversed else None,
     )
 
 

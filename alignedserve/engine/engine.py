@@ -9,7 +9,7 @@ are the two halves of an iteration.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +32,14 @@ from alignedserve.engine.request import (
 )
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
+from alignedserve.kv.end_copies import Checkpoint, Cut, EndCopy, Renew, Restore
 from alignedserve.kv.format import BlockFormat
 from alignedserve.kv.groups import LayerGroups
 from alignedserve.kv.held import NO_BLOCK
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
 from alignedserve.text.grammar import Grammars
-from alignedserve.types import BlockId, RequestId
+from alignedserve.types import RequestId
 
 
 @dataclass
@@ -77,13 +78,13 @@ class Engine:
         cache: KVCache,
         model: ModelTraits,
         grammars: Grammars,
-        has_reversed: bool = False,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
+        """`checkpoints`: None if no two requests fill a block from both ends."""
         self.adapter_places = model.adapters
         self.max_model_len = model.max_model_len
         self.vocabulary = model.vocabulary
         self.grammars = grammars
-        self._has_reversed = has_reversed
         self._runner = runner
         self.limits = limits
         self.cache = cache
@@ -96,7 +97,7 @@ class Engine:
         self._table = BatchTable(limits.max_num_seqs, max_columns, form.block_size, self.groups)
         self._endings = Endings(model.vocabulary)
         self._requests: dict[RequestId, Request] = {}
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints = checkpoints
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -109,9 +110,9 @@ class Engine:
         Call `join` and `execute` once its blocks hold the KV of its computed tokens. A copy may read its blocks even
         after its end, so the caller frees them no earlier than `release`. Raises InvalidRequest if it can't be run.
         """
-        if new.layout.is_reversed and not self._has_reversed:
+        if new.held.layout.is_reversed and self._checkpoints is None:
             raise RuntimeError(
-                f"{new.request_id}: is reversed, and the engine was built without has_reversed"
+                f"{new.request_id}: fills its blocks from the last slot down, and the engine can't read them"
             )
         new.check(self.limits.can_keep_inputs)
         return self._begin(new)
@@ -136,56 +137,40 @@ class Engine:
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 
-    # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
-
-    def make_checkpoints(self, num_parts: int) -> None:
-        """Allocates host memory to save KV that is overwritten in `num_parts` blocks. Called once, before the first
-        request."""
-        self._checkpoints = Checkpoints(self.cache.parts, num_parts)
-
-    def checkpoint(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
-        """Copies tokens `first` to `end` of the lender's block to host memory. Returns the number of bytes."""
-        checkpoints = self._kept
-        checkpoints.save(lender.request_id, index, block, first, end)
-        return (end - first) * checkpoints.bytes_per_token
-
-    def renew(self, lender: Request, index: int, old: BlockId, new: BlockId) -> None:
-        """The lender has a fresh block for this index. Copies the old one to it, unless it was given up."""
-        if old != NO_BLOCK:
-            self.cache.copy(old, new)
-        self._table.set_block(lender, index, new)
-
-    def restore(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
-        """Copies tokens back from host memory. Returns the number of bytes."""
-        checkpoints = self._kept
-        checkpoints.restore(lender.request_id, index, block, first, end)
-        return (end - first) * checkpoints.bytes_per_token
-
-    def cut(self, request: Request, num_tokens: int) -> None:
-        """Cuts a request that does not run to the KV of its first `num_tokens` tokens."""
-        request.num_computed = num_tokens
-        if self._checkpoints:
-            self._checkpoints.drop(request.request_id)
-
-    @property
-    def _kept(self) -> Checkpoints:
-        if self._checkpoints is None:
-            raise RuntimeError("make_checkpoints was not called, and KV is to be saved")
-        return self._checkpoints
+    def copy_ends(self, copies: Sequence[tuple[Request, EndCopy]]) -> Counter[str]:
+        """Carries out these copies in order. Returns the number of bytes, by what was copied."""
+        copied = Counter[str]()
+        for request, copy in copies:
+            if self._checkpoints is None:
+                raise RuntimeError(f"{request.request_id}: there is no host memory for {copy}")
+            match copy:
+                case Checkpoint(_, index, block, first, end):
+                    copied["checkpoint"] += self._checkpoints.save(
+                        request.request_id, index, block, first, end
+                    )
+                case Renew(_, index, old, new):
+                    if old != NO_BLOCK:
+                        self.cache.copy(old, new)
+                    self._table.set_block(request, index, new)
+                case Restore(_, index, block, first, end):
+                    copied["restore"] += self._checkpoints.restore(
+                        request.request_id, index, block, first, end
+                    )
+                case Cut(_, num_tokens):
+                    request.num_computed = num_tokens
+                    self._checkpoints.drop(request.request_id)
+        return copied
 
     def reset(self) -> None:
         """Ends all requests, even if an exception in the middle of a step has left them in an inconsistent state."""
         self._requests.clear()
-        self._checkpoints = None
+        if self._checkpoints:
+            self._checkpoints.reset()
         self._table.reset()
 
     @property
     def format(self) -> BlockFormat:
         return self.cache.format
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.cache.blocks)
 
     @property
     def num_unfinished(self) -> int:
@@ -202,7 +187,7 @@ class Engine:
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
             self._table.add_columns(request)
-            needed = request.num_columns_for(request.num_computed + count, self.format)
+            needed = request.layout.num_columns(request.num_computed + count, self.limits.block_size)
             if needed > request.num_columns:
                 raise RuntimeError(
                     f"{request.request_id}: {count} tokens are planned, which need {needed} columns of blocks, "

@@ -13,6 +13,7 @@ class EngineLimits:
     # Tokens of one request in one iteration.
     max_prefill_chunk: int
     block_size: int
+    num_blocks: int
     # Blocks of restored KV, shared by the requests of an iteration that keep inputs. 0: no request can keep inputs.
     max_restored_blocks: int = 0
 

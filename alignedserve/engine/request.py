@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from alignedserve.engine.lora_modules import name_of
-from alignedserve.kv.format import BlockFormat
 from alignedserve.kv.held import Held
+from alignedserve.kv.layout import Layout
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Matcher
@@ -99,19 +99,6 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a request fills its blocks, if not in the plain way."""
-
-    # It fills each block from the last slot down, so that another request can use the first slots.
-    is_reversed: bool = False
-    # Its blocks hold the inputs of each layer in place of K and V.
-    keeps_inputs: bool = False
-
-
-PLAIN = Layout()
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     # Set by the caller.
@@ -126,9 +113,6 @@ class Request:
     matcher: Matcher | None = None
     # Its blocks. The owner of the request gives them to it, and frees them.
     held: Held = field(default_factory=Held)
-    # See `Layout`.
-    is_reversed: bool = False
-    keeps_inputs: bool = False
     # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`. The request ends with it, without a
     # token. None: it generates tokens.
     pooling: str | None = None
@@ -137,7 +121,7 @@ class Request:
 
     # Set by the engine.
     status: Status = Status.HELD
-    # Tokens with KV, or with kept inputs.
+    # Tokens with KV, or whatever its blocks hold of them.
     num_computed: int = 0
     # While it runs: columns with blocks in all layer groups, passed ones included.
     num_columns: int = 0
@@ -150,9 +134,10 @@ class Request:
     row: int = -1
     # The prompt's length. It is cached, because it is read very often and len() of a numpy array is slow.
     num_prompt: int = field(init=False)
+    layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.prompt)
+        self.num_prompt, self.layout = len(self.prompt), self.held.layout
 
     @property
     def num_tokens(self) -> int:
@@ -162,10 +147,6 @@ class Request:
     def num_pending(self) -> int:
         """Tokens with KV still to be computed: the rest of the prompt, or the token sampled last."""
         return self.num_prompt + len(self.output) - self.num_computed
-
-    def num_columns_for(self, num_tokens: int, form: BlockFormat) -> int:
-        """The number of columns that its first `num_tokens` tokens need."""
-        return form.num_columns(num_tokens, self.keeps_inputs)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -200,13 +181,11 @@ class NewRequest:
     # Its own matcher, if the caller had `grammars` make it. The first token waits for a matcher that is still being
     # compiled, and the whole batch with it.
     matcher: Matcher | None = None
-    # KV that exists already lies in this way. With kept inputs, no token may be computed yet.
-    layout: Layout = PLAIN
     # See `Request`. For a mean, no token may be computed yet.
     pooling: str | None = None
     # The name of the adapter that all of its KV was computed with; empty if it has none.
     adapter: str = ""
-    # See `Request`.
+    # See `Request`. If its blocks hold no KV, no token may be computed yet.
     held: Held = field(default_factory=Held)
 
     @property
@@ -216,7 +195,7 @@ class NewRequest:
     def check(self, can_keep_inputs: bool) -> None:
         """Raises ValueError if it has KV that it can't have."""
         found = f"{self.num_computed} tokens of it have KV"
-        if self.layout.keeps_inputs and (self.num_computed or self.layout.is_reversed or not can_keep_inputs):
+        if not self.held.layout.holds_kv and (self.num_computed or not can_keep_inputs):
             raise ValueError(f"{self.request_id}: its inputs can't be kept; {found}")
         if self.pooling == "mean" and self.num_computed:
             raise ValueError(f"{self.request_id}: a mean needs the states of all tokens; {found}")
@@ -233,8 +212,6 @@ class NewRequest:
             max_output_len=min(room, self.params.max_tokens or room),
             matcher=self.matcher,
             held=self.held,
-            is_reversed=self.layout.is_reversed,
-            keeps_inputs=self.layout.keeps_inputs,
             pooling=self.pooling,
             num_computed=self.num_computed,
             output=list(self.output),

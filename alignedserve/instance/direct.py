@@ -17,7 +17,7 @@ class DirectEngine:
     def __init__(self, engine: Engine) -> None:
         """`engine`: without requests. Nothing else may give its blocks to requests meanwhile."""
         self.engine = engine
-        self.memory = BlockManager(engine.num_blocks, replace(engine.span, window=0))
+        self.memory = BlockManager(engine.limits.num_blocks, replace(engine.span, window=0))
 
     def adopt(self, new: NewRequest, block_hashes: Sequence[bytes] = ()) -> Request:
         """`block_hashes`: those of its first blocks, which it shares. Raises RuntimeError if too few blocks are
@@ -64,7 +64,7 @@ class DirectEngine:
         self.memory.check_owners([])
 
     def _grow(self, request: Request, num_tokens: int) -> None:
-        num_columns = request.num_columns_for(num_tokens, self.engine.format)
+        num_columns = request.layout.num_columns(num_tokens, self.engine.limits.block_size)
         if not self.memory.grow(request.held, num_columns):
             count = self.memory.num_missing(request.held, num_columns)
             raise RuntimeError(

@@ -6,11 +6,13 @@ channels (`sim/executor.py`, `sim/transfers.py`). The state machines are the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest, Request, Vocabulary, Work
+from alignedserve.kv.end_copies import EndCopy
 from alignedserve.kv.span import KvSpan
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
@@ -32,6 +34,9 @@ class Format(Protocol):
 
 
 class Limits(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
     @property
     def max_num_seqs(self) -> int: ...
 
@@ -78,9 +83,6 @@ class Executor(Protocol):
     @property
     def span(self) -> KvSpan: ...
 
-    @property
-    def num_blocks(self) -> int: ...
-
     def confirm(self) -> None: ...
 
     def adopt(self, new: NewRequest) -> Request: ...
@@ -91,15 +93,7 @@ class Executor(Protocol):
 
     def release(self, request: Request) -> None: ...
 
-    def make_checkpoints(self, num_parts: int) -> None: ...
-
-    def checkpoint(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int: ...
-
-    def renew(self, lender: Request, index: int, old: BlockId, new: BlockId) -> None: ...
-
-    def restore(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int: ...
-
-    def cut(self, request: Request, num_tokens: int) -> None: ...
+    def copy_ends(self, copies: Sequence[tuple[Request, EndCopy]]) -> Counter[str]: ...
 
     def launch(self, work: Work) -> Iteration: ...
 

@@ -134,11 +134,10 @@ class PrefixCache:
             return self._memory.num_held(self._usable_arriving(work, prefix), num_passed)
         return self._memory.num_held(self._usable(work, prefix))
 
-    def start(self, work: Work, held: Held, is_shared: bool = True) -> HashedPrefix:
-        """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
-        shared."""
+    def start(self, work: Work, held: Held) -> HashedPrefix:
+        """Removes the prompt from the waiting ones and returns its hashes."""
         waiting = self._waiting.pop(work.request.key, None)
-        prefix = (waiting or self._hashed(work)) if is_shared else HashedPrefix([])
+        prefix = (waiting or self._hashed(work)) if held.layout.holds_kv else HashedPrefix([])
         prefix.held = held
         # A prompt that was preempted finds what it has computed itself.
         is_first = work.num_cached <= work.num_found

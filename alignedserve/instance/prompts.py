@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, Request, check_request
+from alignedserve.engine.request import Request, check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
@@ -73,12 +73,12 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work, held: Held, layout: Layout = PLAIN) -> Request:
+    def start(self, work: Work, held: Held) -> Request:
         """Starts the prompt and returns the engine's request."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work, held, is_shared=not layout.keeps_inputs)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, held)
         matcher = self._matchers.pop(key, None)
-        request = adopt(self._engine, work, held, matcher, prefix.num_shared, layout)
+        request = adopt(self._engine, work, held, matcher, prefix.num_shared)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs.setdefault(key, [])

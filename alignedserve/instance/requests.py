@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
-from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request
+from alignedserve.engine.request import NewRequest, Request
 from alignedserve.instance.executor import Executor
 from alignedserve.kv.held import Held
 from alignedserve.kv.span import KvSpan
@@ -19,7 +19,7 @@ from alignedserve.types import RequestId, RequestKey
 
 def limits_of(engine: Executor, span: KvSpan) -> InstanceLimits:
     return InstanceLimits(
-        num_blocks=engine.num_blocks,
+        num_blocks=engine.limits.num_blocks,
         block_size=engine.format.block_size,
         max_num_seqs=engine.limits.max_num_seqs,
         max_num_batched_tokens=engine.limits.max_num_batched_tokens,
@@ -41,7 +41,6 @@ def adopt(
     held: Held,
     matcher: Matcher | None = None,
     num_shared: int = 0,
-    layout: Layout = PLAIN,
 ) -> Request:
     """Makes the engine's request, which has these blocks. `num_shared` is the number of tokens with shared KV."""
     wanted, params = work.request, work.request.params
@@ -58,7 +57,6 @@ def adopt(
         work.output,
         max(work.num_cached, num_shared),
         matcher,
-        layout,
         wanted.pooling,
         wanted.adapter,
         held,

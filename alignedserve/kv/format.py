@@ -35,11 +35,6 @@ POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
 _SCALE_BYTES = 4
 
 
-def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
-    """Returns the number of tokens that fit into a block, for a `block_size` in tokens of K and V."""
-    return 2 * block_size if keeps_inputs else block_size
-
-
 # Blocks per block of restored KV. Few requests keep inputs at a time, and fewer run in one iteration.
 BLOCKS_PER_RESTORED = 4
 
@@ -116,8 +111,8 @@ class BlockFormat:
             return self.num_channels // self.head_dim * self.block_size * self._row_len
         return self.num_channels * self.block_size * dtype_bytes
 
-    def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
-        return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
+    def num_columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
     @property
     def column_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from alignedserve.kv.layout import PLAIN, Layout
 from alignedserve.types import BlockId
 
 # Stands for a block that its owner has given up or passed.
@@ -25,6 +26,8 @@ class Held:
     end: int = field(init=False, default=0)
     # Its first columns, with blocks that others had filled when it began.
     num_shared: int = field(init=False, default=0)
+    # How its tokens lie in its blocks. Set before it gets any.
+    layout: Layout = field(default=PLAIN, kw_only=True)
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from alignedserve.kv.layout import PLAIN, Layout
 from alignedserve.scheduling.views import BoundaryView, RequestView
 
 # ---- decode and colocated instances ----------------------------------------------------------------------------------
@@ -59,10 +60,9 @@ class DecodeRequest(RequestView, Protocol):
         those layers there."""
 
     @property
-    def keeps_inputs(self) -> bool:
-        """Whether it keeps the inputs of layers in place of KV. Its blocks then hold twice as many tokens. In each
-        iteration that it runs in, K and V of all its earlier tokens are computed from the inputs. It can be dropped,
-        but not evicted."""
+    def layout(self) -> Layout:
+        """How its tokens lie in its blocks. If these hold no KV, K and V of all its earlier tokens are computed from
+        them in each iteration that it runs in. It can then be dropped, but not evicted."""
 
     @property
     def num_brought(self) -> int:
@@ -158,9 +158,9 @@ class DecodeBoundary(BoundaryView, Protocol):
         """Returns how many more blocks the running and arriving requests need for the next `num_iterations` iterations.
         With `is_rt`, counts only that class."""
 
-    def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
+    def growth_of(self, request: DecodeRequest, num_iterations: int, layout: Layout | None = None) -> int:
         """Returns how many more blocks the request needs for the next `num_iterations` iterations. A candidate has none
-        yet; `keeps_inputs` says whether it would keep inputs."""
+        yet; `layout` is the one that it would have."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
@@ -174,10 +174,10 @@ class DecodeBoundary(BoundaryView, Protocol):
         again when the router offers them, and KV that is not in the pool is computed again. They must not have been
         planned for this iteration."""
 
-    def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
+    def admit(self, request: DecodeRequest, layout: Layout = PLAIN) -> None:
         """Admits a candidate, for which there must be room: takes its blocks and starts to load its KV. A request
-        without any KV runs from now on. `keeps_inputs`: whether such a request keeps inputs as long as it is here;
-        needs `limits.can_keep_inputs`."""
+        without any KV runs from now on. With `INPUTS`, such a request keeps inputs as long as it is here, if the
+        instance can."""
 
     def run(self, request: DecodeRequest) -> bool:
         """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if blocks

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from alignedserve.kv.layout import Layout
 from alignedserve.scheduling.boundary import DecodeRequest
 from alignedserve.types import RequestKey
 
@@ -18,8 +19,8 @@ class Piece(NamedTuple):
     """Memory that a request may get, and its gain. A plan makes one or two pieces for each waiting request."""
 
     request: DecodeRequest
-    # What the request keeps with this piece, and with the one before if this is the second.
-    keeps_inputs: bool
+    # What the request has with this piece, and with the one before if this is the second.
+    layout: Layout
     gain_s: float
     # In blocks: its current memory, by which gains are compared, and its memory after it has grown.
     memory: float

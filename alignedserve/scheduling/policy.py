@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
+from alignedserve.kv.layout import Layout
 from alignedserve.protocol.messages import FindNear, FormBatch, InstanceLimits
 from alignedserve.scheduling import decoding, prefilling, routing
 from alignedserve.scheduling.boundary import (
@@ -192,10 +193,8 @@ class Policy:
     name: ClassVar[str]
     # One line for users.
     summary: ClassVar[str]
-    # Whether colocated instances may be configured to share blocks from both ends (`share_blocks`).
-    can_share_blocks: ClassVar[bool] = False
-    # Whether a colocated instance of this policy may keep inputs of layers in place of KV (`DecodeBoundary.admit`).
-    keeps_inputs: ClassVar[bool] = False
+    # The layouts of requests on colocated instances, beside the plain one, that users may turn on.
+    layouts: ClassVar[Sequence[Layout]] = ()
 
     def __init__(self, config: SchedulingConfig) -> None:
         self.config = config

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from alignedserve.kv.layout import Layout
 from alignedserve.sim.segment import Content
 from alignedserve.types import BlockId, RequestKey
 
@@ -19,7 +20,7 @@ class BlockContents:
         self._left: dict[BlockId, Content] = {}
         self._right: dict[BlockId, Content] = {}
         # The requests that fill blocks from the right.
-        self._reversed: set[RequestKey] = set()
+        self._from_right: set[RequestKey] = set()
         # By request and block index: the first token that host memory has, and the content up to the last one.
         self._away: dict[RequestKey, dict[int, tuple[int, Content]]] = {}
 
@@ -28,13 +29,13 @@ class BlockContents:
         self.clear(block)
         self._own(content.key)[block] = content
 
-    def is_reversed(self, key: RequestKey, is_reversed: bool) -> None:
+    def lay_out(self, key: RequestKey, layout: Layout) -> None:
         """Records from which end the request fills its blocks."""
-        (self._reversed.add if is_reversed else self._reversed.discard)(key)
+        (self._from_right.add if layout.is_reversed else self._from_right.discard)(key)
 
     def forget(self, key: RequestKey) -> None:
         """Forgets a request that has no blocks any more."""
-        self._reversed.discard(key)
+        self._from_right.discard(key)
         self.drop(key)
 
     def clear(self, block: BlockId) -> None:
@@ -94,4 +95,4 @@ class BlockContents:
             self._right[new] = held
 
     def _own(self, key: RequestKey) -> dict[BlockId, Content]:
-        return self._right if key in self._reversed else self._left
+        return self._right if key in self._from_right else self._left

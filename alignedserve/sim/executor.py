@@ -7,7 +7,7 @@ error.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import NewRequest, Request, Status, Vocabulary, Work
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import key_of
-from alignedserve.kv.format import tokens_per_block
+from alignedserve.kv.end_copies import Checkpoint, Cut, EndCopy, Renew, Restore
 from alignedserve.kv.held import NO_BLOCK
 from alignedserve.kv.span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
@@ -41,8 +41,8 @@ class SimFormat:
     # The same, in the pool.
     pool_block_bytes: int
 
-    def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
-        return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
+    def num_columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
 
 class SimMemory(BlockManager):
@@ -82,7 +82,6 @@ class SimEngine:
         """`computed`: tokens computed for each request, counted over all instances. `kv`: which KV is right. `seconds`
         returns an iteration's duration from that of the cost model, and from whether it has parts of prompts."""
         self.limits = limits
-        self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
         self.vocabulary = _VOCABULARY
         self.span = replace(limits.span, max_step=0)
@@ -127,7 +126,7 @@ class SimEngine:
             request.matcher = self.grammars.matcher(new.params.structured_outputs, owner="")
         request.max_output_len = min(request.max_output_len, model.own_output_len(new.seed))
         self._requests[request_id] = request
-        self.contents.is_reversed(key_of(request_id), new.layout.is_reversed)
+        self.contents.lay_out(key_of(request_id), request.layout)
         return request
 
     def _know_tokens(self, new: NewRequest) -> None:
@@ -156,25 +155,24 @@ class SimEngine:
 
     # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
 
-    def make_checkpoints(self, num_parts: int) -> None:
-        """Does nothing: the schedule bounds their number, and checks it."""
-
-    def checkpoint(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
-        key = key_of(lender.request_id)
-        self.contents.save(key, block, index, first, end, partial(self._digest, lender.request_id))
-        return self._copied(end - first, self._cost.channels.save)
-
-    def renew(self, lender: Request, index: int, old: BlockId, new: BlockId) -> None:
-        if old != NO_BLOCK:
-            self.contents.copy(key_of(lender.request_id), old, new)
-
-    def restore(self, lender: Request, index: int, block: BlockId, first: int, end: int) -> int:
-        self.contents.restore(key_of(lender.request_id), block, index, first, end)
-        return self._copied(end - first, self._cost.channels.fetch)
-
-    def cut(self, request: Request, num_tokens: int) -> None:
-        request.num_computed = num_tokens
-        self.contents.drop(key_of(request.request_id))
+    def copy_ends(self, copies: Sequence[tuple[Request, EndCopy]]) -> Counter[str]:
+        copied = Counter[str]()
+        for request, copy in copies:
+            match copy:
+                case Checkpoint(key, index, block, first, end):
+                    digest = partial(self._digest, request.request_id)
+                    self.contents.save(key, block, index, first, end, digest)
+                    copied["checkpoint"] += self._copied(end - first, self._cost.channels.save)
+                case Renew(key, _, old, new):
+                    if old != NO_BLOCK:
+                        self.contents.copy(key, old, new)
+                case Restore(key, index, block, first, end):
+                    self.contents.restore(key, block, index, first, end)
+                    copied["restore"] += self._copied(end - first, self._cost.channels.fetch)
+                case Cut(key, num_tokens):
+                    request.num_computed = num_tokens
+                    self.contents.drop(key)
+        return copied
 
     def _copied(self, num_tokens: int, channel: CopyChannel) -> int:
         num_bytes = num_tokens * self._cost.kv_bytes_per_token
@@ -186,7 +184,7 @@ class SimEngine:
     def _check_content(self, request: Request) -> None:
         key, size = key_of(request.request_id), self._size_of(request)
         known, right = self._right.get(request.request_id, {}), dict[tuple[int, int], Content]()
-        end = self.format.num_columns(request.num_computed, request.keeps_inputs)
+        end = request.layout.num_columns(request.num_computed, self.format.block_size)
         for group in range(self.span.num_groups):
             blocks = request.held.groups[group]
             for column in range(self._first_seen(request, group), end):
@@ -223,12 +221,8 @@ class SimEngine:
     def _check_digest(self, request: Request, held: Content) -> None:
         """Raises RuntimeError unless the block holds KV of the request's own tokens, from a prefix of its own."""
         key, num_tokens = key_of(request.request_id), held.place * self._size_of(request) + held.num_tokens
-        if held.is_inputs is not request.keeps_inputs:
-            raise RuntimeError(
-                f"request {key} takes inputs for KV, or KV for inputs, in its block {held.place}"
-            )
-        if held.is_reversed is not request.is_reversed:
-            raise RuntimeError(f"request {key} reads its block {held.place} from the wrong end: {held}")
+        if held.layout is not request.layout:
+            raise RuntimeError(f"request {key} reads its block {held.place} in another layout: {held}")
         if held.digest != self._chains[request.request_id].hash_of(num_tokens):
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
         if held.flaw:
@@ -237,7 +231,7 @@ class SimEngine:
 
     def _size_of(self, request: Request) -> int:
         """Returns how many of the request's tokens fit into a block."""
-        return tokens_per_block(self.format.block_size, request.keeps_inputs)
+        return request.layout.tokens_per_block(self.format.block_size)
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
@@ -254,7 +248,7 @@ class SimEngine:
                 lengths.append(end - self._num_saved(request) if self._cost.shared_saving else end)
             else:
                 chunks.append((first, count))
-            if request.keeps_inputs:
+            if not request.layout.holds_kv:
                 num_restored += first
             if has_contents:
                 self._compute(request, end)
@@ -294,7 +288,7 @@ class SimEngine:
             if held is None:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
-        for column in range(first // size, self.format.num_columns(end, request.keeps_inputs)):
+        for column in range(first // size, request.layout.num_columns(end, self.format.block_size)):
             until = min(end, (column + 1) * size)
             digest = self._digest(request.request_id, until)
             content = Content(
@@ -302,9 +296,8 @@ class SimEngine:
                 column,
                 until - column * size,
                 digest,
-                is_inputs=request.keeps_inputs,
                 flaw=self._flaws.get(request.request_id, 0),
-                is_reversed=request.is_reversed,
+                layout=request.layout,
             )
             for group in range(self.span.num_groups):
                 block = request.held.groups[group][column]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alignedserve.kv.layout import PLAIN, Layout
 from alignedserve.kv.span import KvSpan
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
@@ -25,14 +26,12 @@ class Content(NamedTuple):
     num_tokens: int
     # The hash of its tokens and all before them: see kv_model.py.
     digest: int = 0
-    # Whether it holds inputs of layers in place of KV. They never leave their instance.
-    is_inputs: bool = False
     # The layer group of its KV.
     group: int = 0
     # The number of the flipped bit from which it is computed or copied: see kv_model.py. 0: it is right.
     flaw: int = 0
-    # Whether it fills its block from the last slot down. Such KV is of use only to requests that do the same.
-    is_reversed: bool = False
+    # How it lies in its block. It is of use only to requests with the same layout.
+    layout: Layout = PLAIN
 
     @property
     def identity(self) -> tuple[RequestKey, int, int]:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from alignedserve.kv.groups import STATE_WINDOW
+from alignedserve.kv.layout import INPUTS, REVERSED
 from alignedserve.kv.span import TILE_TOKENS
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.router.config import RouterConfig
@@ -40,7 +41,7 @@ _SHORT_ITERATIONS_S = (0.02, 0.03, 0.05)
 TIGHT_SHARE = 0.3
 OF_LEAVING = ("Evict", "DecodeReport.wants_evicted", "DecodeReport.evicted", "DecodeReport.dropped")
 
-_KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs}
+_KEEP_INPUTS = {name for name, policy in POLICIES.items() if INPUTS in policy.layouts}
 
 
 class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,7 +299,7 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
     is_colocated = random.random() < 0.3
     preemption_mode = Random(f"preemption of {seed}").choice(PREEMPTION_MODES)
     begin_alike = Random(f"beginnings of {seed}").random() < 0.4
-    may_share = is_colocated and POLICIES[policy].can_share_blocks and preemption_mode != "recompute"
+    may_share = is_colocated and REVERSED in POLICIES[policy].layouts and preemption_mode != "recompute"
     return Plan(
         seed=seed,
         policy=policy,

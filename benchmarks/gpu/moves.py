@@ -182,7 +182,7 @@ def beside(
     engine = built.engine
     form, max_steps = engine.cache.format, 2 * (rounds + 1) * num_steps
     # The last blocks, which no request of this benchmark gets.
-    first = engine.num_blocks - num_moved
+    first = engine.limits.num_blocks - num_moved
     pairs = [(BlockId(first + here), there) for here, there in scattered(num_moved, seed=0)]
     with pool_memory(form, num_moved) as (pool, kind):
         # Small random numbers: later requests may use loaded blocks as KV, although these are never attended to.

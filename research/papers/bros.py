@@ -391,7 +391,7 @@ class WithoutSharingPart(BrosDecode):
 class WithoutSharing(Bros):
     """Without section 5: a request without a block waits or is computed again, and takes none of another's."""
 
-    can_share_blocks = False
+    layouts = ()
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return WithoutSharingPart(limits, self.config, estimate)

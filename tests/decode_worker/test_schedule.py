@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
+from alignedserve.kv.layout import INPUTS
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
@@ -119,7 +120,7 @@ class KeepsInputs(DecodePart):
         at.evict([request for request in at.running if request.num_tokens >= 35])
         decoding.run_all(at)
         for request in at.requests:
-            at.admit(request, keeps_inputs=True)
+            at.admit(request, INPUTS)
 
 
 def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
@@ -127,7 +128,7 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
     schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
     schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
     plan = schedule.plan(0.0)
-    assert plan.new_prompts == [work] and plan.layouts.keys() == {*keys([work])}
+    assert plan.new_prompts == [work]
     num_held = LIMITS.num_blocks - schedule.blocks.num_free
     assert num_held == -(-30 // (2 * LIMITS.block_size))
     with pytest.raises(RuntimeError, match="have no KV that could go on, and can only be dropped"):

@@ -9,14 +9,15 @@ from random import Random
 import pytest
 
 from alignedserve.decode_worker.block_table import BlockTable
-from alignedserve.decode_worker.plan import Checkpoint, EndCopy, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
-from alignedserve.engine.request import Layout, Request
+from alignedserve.engine.request import Request
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.prefix_cache import PrefixCache
 from alignedserve.instance.requests import adopt
+from alignedserve.kv.end_copies import Checkpoint, Cut, EndCopy, Renew, Restore
 from alignedserve.kv.held import NO_BLOCK
 from alignedserve.protocol.messages import InstanceLimits, Work
+from alignedserve.sim.block_contents import BlockContents
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.model import make_request
 from alignedserve.timing.deadlines import Deadlines
@@ -224,21 +225,13 @@ class Ends:
         if needed > table.num_free + (table.num_lendable if is_rt else 0):
             return
         scheduled = self.counts.starts(num_tokens, is_rt)
-        request = adopt(self.engine, scheduled.work, scheduled, layout=Layout(not is_rt))
+        request = adopt(self.engine, scheduled.work, scheduled)
         self.requests[scheduled.key], self.running[scheduled.key] = request, scheduled
         self._carry_out(table.ends.ops)
         self.engine.join(request)
 
     def _carry_out(self, ops: list[EndCopy]) -> None:
-        for op in ops:
-            lender = self.requests[op.lender]
-            match op:
-                case Checkpoint(_, index, block, first, end):
-                    self.engine.checkpoint(lender, index, block, first, end)
-                case Renew(_, index, old, new):
-                    self.engine.renew(lender, index, old, new)
-                case Restore(_, index, block, first, end):
-                    self.engine.restore(lender, index, block, first, end)
+        self.engine.copy_ends([(self.requests[op.key], op) for op in ops])
 
     def all_run(self) -> None:
         """One after the other, in any order."""
@@ -277,7 +270,7 @@ class Ends:
         assert self.counts.table.evict(key)
         self.engine.part(request)
         if not scheduled.is_rt:
-            self.engine.cut(request, scheduled.num_cached)
+            self.engine.copy_ends([(request, Cut(key, scheduled.num_cached))])
         self.leaving.append(key)
 
     def one_has_left(self) -> None:
@@ -314,8 +307,8 @@ def test_whatever_comes_each_runs_with_its_own_kv(seed: int) -> None:
 
 def test_a_wrong_overwrite_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated engine notices if nothing is kept of what is overwritten."""
-    monkeypatch.setattr(SimEngine, "checkpoint", lambda self, *_: 0)
-    monkeypatch.setattr(SimEngine, "restore", lambda self, *_: 0)
+    monkeypatch.setattr(BlockContents, "save", lambda self, *_: None)
+    monkeypatch.setattr(BlockContents, "restore", lambda self, *_: None)
     with pytest.raises(RuntimeError, match="runs with . tokens in its block . of group 0, which holds"):
         for seed in range(60):
             test_whatever_comes_each_runs_with_its_own_kv(seed)

@@ -162,7 +162,7 @@ def test_what_changes_between_iterations_is_reported_once(island: Island) -> Non
     messages, goes_on = decode.step()
     (report,) = messages
     assert isinstance(report, DecodeReport) and not goes_on
-    assert (report.num_running, report.num_free_blocks) == (0, decode.engine.num_blocks)
+    assert (report.num_running, report.num_free_blocks) == (0, decode.engine.limits.num_blocks)
     assert decode.step() == ([], False), "nothing is new"
     decode.on(Evict(RequestKey(5), [], 0))
     assert decode.step() == ([], False), "it had ended"

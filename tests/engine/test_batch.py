@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.engine.request import Layout, NewRequest, Request
+from alignedserve.engine.request import NewRequest, Request
 from alignedserve.instance.direct import DirectEngine
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import PLAIN, REVERSED
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import greedy, prompts
@@ -76,8 +78,8 @@ def test_reversed_requests_get_their_tokens_beside_others(
     for first_reversed in (0, 1):
         requests = []
         for number in (2, 3, 6):
-            layout = Layout(is_reversed=number % 2 == first_reversed)
-            new = NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, layout=layout)
+            held = Held(layout=REVERSED if number % 2 == first_reversed else PLAIN)
+            new = NewRequest(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, held=held)
             requests.append(engine.begin(new))
         while any(len(request.output) < 12 for request in requests):
             engine.execute([(request, min(request.num_pending, 9)) for request in requests])
@@ -88,7 +90,5 @@ def test_reversed_requests_get_their_tokens_beside_others(
 
 def test_an_engine_that_was_not_built_for_it_takes_no_reversed_request(directory: Path) -> None:
     engine = make_direct(directory)
-    with pytest.raises(RuntimeError, match="has_reversed"):
-        engine.adopt(
-            NewRequest(RequestId("r"), prompts()[2], greedy_params(), 0, layout=Layout(is_reversed=True))
-        )
+    with pytest.raises(RuntimeError, match="fills its blocks from the last slot down"):
+        engine.adopt(NewRequest(RequestId("r"), prompts()[2], greedy_params(), 0, held=Held(layout=REVERSED)))

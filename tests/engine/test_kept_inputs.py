@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.engine.request import Layout, NewRequest, Request
+from alignedserve.engine.request import NewRequest, Request
 from alignedserve.instance.direct import DirectEngine
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import NUM_NEW, greedy, prompts
@@ -33,7 +35,7 @@ def _adopt(engine: DirectEngine, index: int, keeps_inputs: bool, output: list[in
             greedy_params(),
             0,
             output or [],
-            layout=Layout(keeps_inputs=keeps_inputs),
+            held=Held(layout=INPUTS if keeps_inputs else PLAIN),
         )
     )
 
@@ -108,10 +110,8 @@ def test_the_native_backend_restores_bit_for_bit(tiny_model: Directory, dtype: s
         params = greedy_params(NUM_NEW, logprobs=1)
         requests = []
         for index, prompt in enumerate(prompts()):
-            layout = Layout(keeps_inputs=keeps_inputs)
-            requests.append(
-                engine.begin(NewRequest(RequestId(f"r{index}"), prompt, params, 0, layout=layout))
-            )
+            held = Held(layout=INPUTS if keeps_inputs else PLAIN)
+            requests.append(engine.begin(NewRequest(RequestId(f"r{index}"), prompt, params, 0, held=held)))
         outputs = []
         while requests:
             outputs += engine.execute([(request, min(request.num_pending, 40)) for request in requests])
@@ -160,6 +160,4 @@ def test_models_whose_inputs_are_no_smaller_are_refused(tiny_model: Directory, f
 def test_an_engine_without_hidden_cache_keeps_no_inputs(tiny_model: Directory) -> None:
     engine = make_direct(tiny_model("opt"), attention_backend="torch")
     with pytest.raises(ValueError, match="r0: its inputs can't be kept"):
-        engine.adopt(
-            NewRequest(RequestId("r0"), prompts()[0], greedy_params(), 0, layout=Layout(keeps_inputs=True))
-        )
+        engine.adopt(NewRequest(RequestId("r0"), prompts()[0], greedy_params(), 0, held=Held(layout=INPUTS)))

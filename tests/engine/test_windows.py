@@ -124,7 +124,7 @@ def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
     while instance.num_unfinished:
         instance.step()
         if instance.num_unfinished:
-            held = instance.engine.num_blocks - instance._worker.memory.num_free
+            held = instance.engine.limits.num_blocks - instance._worker.memory.num_free
             most = max(most, held)
     assert most <= -(-(WINDOW + TILE_TOKENS + 32) // 16) + 1 < -(-len(LONG) // 16)
     assert held <= -(-(WINDOW + TILE_TOKENS) // 16) + 1
@@ -172,7 +172,7 @@ def test_the_longest_request_needs_room_for_what_it_has_not_passed(
         max_num_batched_tokens=32,
         attention_backend="cpu",
     )
-    assert instance.engine.num_blocks == num_blocks
+    assert instance.engine.limits.num_blocks == num_blocks
     assert tokens(run(instance, prompts(), greedy_params(150))) == greedy(directory, 150)
 
 

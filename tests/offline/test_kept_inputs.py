@@ -37,7 +37,7 @@ class Counting:
 
         def counting(new: NewRequest) -> Any:
             request = adopt(new)
-            self.num[request is not None and request.keeps_inputs] += 1
+            self.num[request is not None and not request.layout.holds_kv] += 1
             return request
 
         monkeypatch.setattr(engine, "adopt", counting)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.engine.request import Layout, NewRequest
+from alignedserve.engine.request import NewRequest
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.types import RequestId
 from tests.engine.helpers import greedy_params, make_direct
 from tests.tiny_models import greedy, prompts
@@ -35,8 +37,8 @@ def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directo
     )
     requests = []
     for place, index in enumerate(indices):
-        layout = Layout(keeps_inputs=place < 2)
-        new = NewRequest(RequestId(f"r{index}"), prompts()[index], greedy_params(), 0, layout=layout)
+        held = Held(layout=INPUTS if place < 2 else PLAIN)
+        new = NewRequest(RequestId(f"r{index}"), prompts()[index], greedy_params(), 0, held=held)
         requests.append(engine.begin(new))
     running = list(requests)
     while running:

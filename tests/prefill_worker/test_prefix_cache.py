@@ -318,7 +318,7 @@ def test_what_a_resumed_prompt_finds_is_not_said_again(rig: Rig) -> None:
 
 def test_room_that_is_needed_is_taken_from_what_was_left_first(tiny_model: Directory) -> None:
     small = Rig(tiny_model(FAMILY), kv_bytes=1 << 20, enable_prefix_caching=True)
-    num_prompts = small.worker.engine.num_blocks // (-(-len(LONG) // BLOCK))
+    num_prompts = small.worker.engine.limits.num_blocks // (-(-len(LONG) // BLOCK))
     turned = [LONG[at:] + LONG[:at] for at in range(num_prompts + 1)]
     assert [run(small, work(prompt)) for prompt in turned[:num_prompts]] == [0] * num_prompts
     assert run(small, other(turned[0])) == 288

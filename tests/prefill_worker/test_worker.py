@@ -35,7 +35,7 @@ def test_a_prompt_is_reported_as_it_goes(rig: Rig, tiny_model: Directory) -> Non
     (news,) = [each for report in rig.reports for each in report.news]
     assert (news.key, news.first, news.tokens) == (KEY, 0, greedy(tiny_model(FAMILY))[8][:1])
     assert rig.reports[-1].saved == [(KEY, 300)]
-    assert rig.reports[-1].num_free_blocks == rig.worker.engine.num_blocks
+    assert rig.reports[-1].num_free_blocks == rig.worker.engine.limits.num_blocks
     assert rig.pool[: 300 // BLOCK].any(axis=1).all() and not rig.pool[300 // BLOCK + 1 :].any()
     rig.check_idle()
 

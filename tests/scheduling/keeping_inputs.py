@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
@@ -18,12 +19,12 @@ class KeepingColocated(ColocatedPart):
 
     def plan(self, at: DecodeBoundary) -> None:
         victims = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        at.evict([request for request in victims if not request.keeps_inputs])
+        at.evict([request for request in victims if request.layout.holds_kv])
         at.drop(
             [
                 request
                 for request in at.running
-                if request.keeps_inputs
+                if not request.layout.holds_kv
                 and (request in victims or request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS)
             ]
         )
@@ -33,12 +34,13 @@ class KeepingColocated(ColocatedPart):
                 continue
             is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS
             keeps_inputs = not request.num_pooled and not is_again and self._num_begun % 2 == 1
+            layout = INPUTS if keeps_inputs else PLAIN
             # With inputs it shares no blocks.
-            needed = at.growth_of(request, decoding.num_ahead(self.config), keeps_inputs)
+            needed = at.growth_of(request, decoding.num_ahead(self.config), layout)
             if not decoding.has_room(at, request, self.config) or needed > at.num_free_blocks:
                 break
             self._num_begun += 1
-            at.admit(request, keeps_inputs)
+            at.admit(request, layout)
             if not request.num_pooled:
                 decoding.compute(at, request, at.num_tokens_left)
 
@@ -46,7 +48,7 @@ class KeepingColocated(ColocatedPart):
 class KeepingInputs(Policy):
     name = "keeping-inputs"
     summary = "inputs of every second prompt are kept"
-    keeps_inputs = True
+    layouts = (INPUTS,)
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return KeepingColocated(limits, self.config)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.engine.request import Layout, NewRequest
+from alignedserve.engine.request import NewRequest
 from alignedserve.instance.memory import BlockManager
 from alignedserve.instance.requests import id_of
 from alignedserve.kv.held import Held
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.island import SimIsland
 from alignedserve.sim.lifetime import Lifetimes
@@ -34,7 +35,7 @@ class Watched:
 
         def watching(engine: SimEngine, new: NewRequest) -> Any:
             request = adopt(engine, new)
-            if request is not None and request.keeps_inputs:
+            if request is not None and not request.layout.holds_kv:
                 self.kept.add(RequestKey(int(new.request_id)))
             return request
 
@@ -91,7 +92,7 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
     asked = requests(1)[0]
     seconds = {}
     for keeps_inputs, num_blocks in ((False, 10), (True, 5)):
-        held = Held()
+        held = Held(layout=INPUTS if keeps_inputs else PLAIN)
         memory.grow(held, num_blocks)
         request = executor.adopt(
             NewRequest(
@@ -99,7 +100,6 @@ def test_half_the_memory_and_a_longer_iteration(monkeypatch: pytest.MonkeyPatch)
                 [1] * 160,
                 asked.params,
                 asked.seed,
-                layout=Layout(keeps_inputs=keeps_inputs),
                 held=held,
             )
         )

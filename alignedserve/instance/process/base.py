@@ -112,7 +112,7 @@ class InstanceProcess(ABC):
         built = build_engine(self._config.engine, allocate, has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
-        memory = BlockManager(built.engine.num_blocks, built.engine.span)
+        memory = BlockManager(built.engine.limits.num_blocks, built.engine.span)
         self._loaded = Loaded(built.engine, memory, pool_format, self._cost(built))
         return self._begin(self._loaded, epoch, self._wake.set)
 

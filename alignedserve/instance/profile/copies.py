@@ -89,7 +89,7 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
 
 def sizes_of(engine: Engine, pool_format: BlockFormat) -> list[int]:
     """Returns the sizes of the copies in columns, the largest first."""
-    num_columns = engine.num_blocks // engine.format.num_groups
+    num_columns = engine.limits.num_blocks // engine.format.num_groups
     largest = max(min(num_columns, MAX_BYTES // pool_format.column_bytes), min(num_columns, 2))
     sizes = [largest]
     while sizes[-1] > 1:

@@ -20,11 +20,13 @@ import numpy as np
 import torch
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import PLAIN, Layout, NewRequest, Request, Work
+from alignedserve.engine.request import NewRequest, Request, Work
 from alignedserve.instance.direct import DirectEngine
 from alignedserve.instance.profile.grid import MARGIN, Reach, size
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.requests import coming_news, complete
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import PLAIN, Layout
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import BlockId, RequestId
 
@@ -53,7 +55,7 @@ def reach_of(engine: Engine) -> Reach:
         max_num_seqs=limits.max_num_seqs,
         max_chunk=min(limits.max_prefill_chunk, engine.max_model_len),
         max_model_len=engine.max_model_len,
-        num_kv_tokens=engine.num_blocks // engine.span.num_groups * block_size,
+        num_kv_tokens=engine.limits.num_blocks // engine.span.num_groups * block_size,
     )
 
 
@@ -218,7 +220,7 @@ class Bench:
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
-        new = NewRequest(name, prompt, _PARAMS, 0, output, num_computed, layout=layout)
+        new = NewRequest(name, prompt, _PARAMS, 0, output, num_computed, held=Held(layout=layout))
         request = self._engine.adopt(new, hashes)
         self._fill(self._engine.blocks_of(request))
         self._engine.join(request)

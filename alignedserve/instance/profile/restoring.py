@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import msgspec
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Layout, Request
+from alignedserve.engine.request import Request
 from alignedserve.instance.profile.fit_copies import LEAST_S, fit_line
 from alignedserve.instance.profile.grid import MARGIN, Reach
 from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
+from alignedserve.kv.layout import INPUTS
 from alignedserve.timing.cost import CostModel
 
 _SHORTEST, _STEP = 16, 4
@@ -120,6 +121,6 @@ class RestoringBench(Bench):
 
     def _with_inputs(self, num_tokens: int) -> Request:
         """Computes a prompt with kept inputs, so that the request then decodes."""
-        request = self._request(num_tokens, 0, layout=Layout(keeps_inputs=True))
+        request = self._request(num_tokens, 0, layout=INPUTS)
         self._run([(request, num_tokens)])
         return request

@@ -34,7 +34,7 @@ def measure_sharing(engine: Engine, cost: CostModel, budget_s: float) -> float:
     num_requests = min(_NUM_REQUESTS, reach.max_num_seqs, reach.max_chunk)
     # Behind the shared tokens, each request needs room for those of all steps.
     num_own = -(-(2 + _NUM_STEPS) // block_size)
-    num_fitting = (engine.num_blocks // max(num_requests, 1) - num_own) * block_size
+    num_fitting = (engine.limits.num_blocks // max(num_requests, 1) - num_own) * block_size
     longest = min(_LONGEST, reach.max_model_len - MARGIN, num_fitting)
     has_window = engine.window or engine.span.window or engine.span.num_groups > 1
     if has_window or num_requests < 2 or longest < block_size:

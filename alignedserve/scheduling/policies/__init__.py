@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Protocol
 
+from alignedserve.kv.layout import INPUTS, REVERSED
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.accelgen import Accelgen
 from alignedserve.scheduling.policies.alise import Alise
@@ -32,8 +33,8 @@ def make_policy(config: SchedulingConfig) -> Policy:
     if config.preemption_mode == "recompute":
         # Recomputation needs no room in the pool, so nothing has to be ordered ahead: see `evict_ahead`.
         config = replace(config, evict_ahead=1)
-    if config.share_blocks and not found.can_share_blocks:
-        able = ", ".join(each.name for each in POLICIES.values() if each.can_share_blocks)
+    if config.share_blocks and REVERSED not in found.layouts:
+        able = ", ".join(each.name for each in POLICIES.values() if REVERSED in each.layouts)
         raise ValueError(f"share_blocks=True: policy {name!r} can't; it must be one of {able}")
     if config.share_blocks and config.preemption_mode == "recompute":
         raise ValueError("share_blocks=True: preemption_mode must be swap or defer, not recompute")
@@ -47,8 +48,8 @@ class EngineSettings(Protocol):
 
 def check_policy(policy: Policy, engine: EngineSettings, has_profile: bool) -> None:
     """Raises ValueError unless the policy suits the engine's settings, and there is a profile where they need one."""
-    if engine.hidden_cache and not policy.keeps_inputs:
-        known = ", ".join(each.name for each in POLICIES.values() if each.keeps_inputs)
+    if engine.hidden_cache and INPUTS not in policy.layouts:
+        known = ", ".join(each.name for each in POLICIES.values() if INPUTS in each.layouts)
         raise ValueError(f"hidden_cache: policy {policy.name} can't keep inputs; these can: {known}")
     if engine.hidden_cache and not has_profile:
         raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")

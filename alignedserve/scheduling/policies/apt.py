@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
@@ -112,16 +113,16 @@ class AptDecode(DecodePart):
         """Lets requests leave so that the others can grow. Requests with inputs are dropped only if there is no block
         for the next iteration, because dropping frees their blocks at once."""
         leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        self.preempt(at, [request for request in leaving if not request.keeps_inputs])
-        if any(request.keeps_inputs for request in leaving):
+        self.preempt(at, [request for request in leaving if request.layout.holds_kv])
+        if any(not request.layout.holds_kv for request in leaving):
             missing = decoding.victims(at, 1, self.in_eviction_order)
-            at.drop([request for request in missing if request.keeps_inputs])
+            at.drop([request for request in missing if not request.layout.holds_kv])
 
     def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Returns the requests with kept inputs that would not begin with inputs now, if there is room for their KV."""
         num_free = decoding.num_free(at, self.config)
         found = []
-        for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
+        for request in self._in_order((each for each in at.running if not each.layout.holds_kv), at):
             num_more = self._num_blocks(request, at, decoding.num_ahead(self.config)) - request.num_blocks
             if request.num_pending == 1 and num_more <= num_free and not self._pays(request, at.now):
                 found.append(request)
@@ -147,7 +148,7 @@ class AptDecode(DecodePart):
 
     def _worth_running(self, ready: list[DecodeRequest], now: float) -> list[DecodeRequest]:
         """Returns the requests that gain more by running than they cost the others; all of them if none does."""
-        found = [each for each in ready if not each.keeps_inputs or self._gain_s(each, now) > 0]
+        found = [each for each in ready if each.layout.holds_kv or self._gain_s(each, now) > 0]
         return found or ready
 
     # ---- which requests begin ----------------------------------------------------------------------------------------
@@ -156,19 +157,19 @@ class AptDecode(DecodePart):
         """Returns all memory of its KV as one piece, or as one half after the other."""
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
         needed = decoding.needed(at, request, self.config)
-        whole = [Piece(request, False, worth_s, memory, needed)]
+        whole = [Piece(request, PLAIN, worth_s, memory, needed)]
         if self._estimate is None or request.num_pooled:
             return whole
         gain_s = worth_s - self._loss_s * request.num_tokens
         if 2 * gain_s <= worth_s:
             return whole
-        half = at.growth_of(request, decoding.num_ahead(self.config), keeps_inputs=True)
+        half = at.growth_of(request, decoding.num_ahead(self.config), INPUTS)
         if half >= needed:
             # It is short, or shares most of its KV.
             return whole
         return [
-            Piece(request, True, gain_s, memory / 2, half),
-            Piece(request, False, worth_s - gain_s, memory / 2, needed - half, is_second=True),
+            Piece(request, INPUTS, gain_s, memory / 2, half),
+            Piece(request, PLAIN, worth_s - gain_s, memory / 2, needed - half, is_second=True),
         ]
 
     def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary, num_more: int = 1) -> int:
@@ -200,7 +201,7 @@ class AptDecode(DecodePart):
                 break
             if decoding.should_wait(at, request):
                 continue
-            at.admit(request, choice.keeps_inputs)
+            at.admit(request, choice.layout)
             if not request.num_pooled:
                 has_begun = True
                 num_left -= decoding.compute(at, request, num_left)
@@ -224,8 +225,8 @@ class AptSDecode(AptDecode):
         ready, begun = at.ready_and_pending()
         self._admit(at, [each for each in waiting if each.is_returning])
         decodes = self._in_order(self._worth_running(ready, at.now), at)
-        with_inputs = [each for each in decodes if each.keeps_inputs]
-        at.run_many([each for each in decodes if not each.keeps_inputs])
+        with_inputs = [each for each in decodes if not each.layout.holds_kv]
+        at.run_many([each for each in decodes if each.layout.holds_kv])
         restoring_s = self._restoring_s([*with_inputs, *begun])
         num_left = tokens_beside(at, self._time, [each.num_read for each in decodes], restoring_s)
         num_left = min(num_left, at.num_tokens_left - len(with_inputs))
@@ -236,7 +237,7 @@ class AptSDecode(AptDecode):
 
     def _restoring_s(self, requests: Iterable[DecodeRequest]) -> float:
         """Returns the seconds to restore the KV of the requests with kept inputs."""
-        num_tokens = sum(each.num_cached for each in requests if each.keeps_inputs)
+        num_tokens = sum(each.num_cached for each in requests if not each.layout.holds_kv)
         return num_tokens * self._time.restored_token_s if self._time else 0.0
 
 
@@ -250,7 +251,7 @@ class AptRouter(RouterPart):
 class Apt(Policy):
     name = "apt"
     summary = "longest wait per needed memory first; late requests go last"
-    keeps_inputs = True
+    layouts = (INPUTS,)
 
     def router(self) -> RouterPart:
         return AptRouter(self.config)

@@ -39,6 +39,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from alignedserve.kv.layout import REVERSED
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
@@ -362,7 +363,7 @@ class BrosRouter(PriorityRouter):
 
 class Bros(Policy):
     name = "bros"
-    can_share_blocks = True
+    layouts = (REVERSED,)
     summary = (
         "real time by residual time; best effort in the time left, or in place of real time that can wait"
     )

@@ -86,7 +86,7 @@ def test_what_is_measured_restores_as_many_tokens_as_it_says(
 
     def noted(work: Work) -> LaunchedIteration:
         ((request, count),) = work
-        steps.append((request.keeps_inputs, request.num_computed, count))
+        steps.append((not request.layout.holds_kv, request.num_computed, count))
         return launch(work)
 
     monkeypatch.setattr(engine, "launch", noted)

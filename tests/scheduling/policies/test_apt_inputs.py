@@ -13,12 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.kv.layout import INPUTS, Layout
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, document, job, key, keys, prompt
 
 
@@ -49,39 +51,43 @@ def after_waiting(instance: Instance, *works: Work, until: float) -> DecodePlan:
     return instance.iterate(now=until)
 
 
+def with_inputs(instance: Instance, plan: DecodePlan) -> list[RequestKey]:
+    return [key for key in begun(plan) if instance.schedule.blocks[key].layout is INPUTS]
+
+
 def test_two_begin_with_inputs_where_one_would_with_kv() -> None:
     """Each has waited for 10 s: (10 - 0.033) / 3.5 blocks, then 10 / 7 blocks. Of ten blocks two are left."""
     instance = limits(10)
     plan = after_waiting(instance, first := document(100), second := document(100), until=10.0)
     assert begun(plan) == keys(first, second)
-    assert plan.layouts.keys() == {*keys(first, second)}
+    assert with_inputs(instance, plan) == keys(first, second)
     assert instance.schedule.blocks.num_free == 2
 
 
 def test_the_second_half_of_the_memory_is_given_where_it_is_free() -> None:
-    plan = after_waiting(limits(14), first := document(100), second := document(100), until=10.0)
-    assert begun(plan) == keys(first, second) and not plan.layouts
+    plan = after_waiting(instance := limits(14), first := document(100), second := document(100), until=10.0)
+    assert begun(plan) == keys(first, second) and not with_inputs(instance, plan)
 
 
 def test_one_half_of_the_memory_more_makes_kv_of_one() -> None:
     """Both second halves gain 0.033 s, and three of the eleven blocks are left for one of them."""
-    plan = after_waiting(limits(11), first := document(100), second := document(100), until=10.0)
-    assert begun(plan) == keys(first, second) and plan.layouts.keys() == {key(second)}
+    plan = after_waiting(instance := limits(11), first := document(100), second := document(100), until=10.0)
+    assert begun(plan) == keys(first, second) and with_inputs(instance, plan) == keys(second)
 
 
 def test_inputs_that_cost_all_others_more_than_they_gain_are_not_kept() -> None:
     """After 0.06 s, 2 * (0.06 - 0.033) is less than 0.06."""
-    plan = after_waiting(limits(10), first := document(100), document(100), until=0.06)
-    assert begun(plan) == keys(first) and not plan.layouts
-    plan = after_waiting(limits(10), document(100), document(100), until=0.08)
-    assert len(plan.layouts) == 2
+    plan = after_waiting(instance := limits(10), first := document(100), document(100), until=0.06)
+    assert begun(plan) == keys(first) and not with_inputs(instance, plan)
+    plan = after_waiting(instance := limits(10), document(100), document(100), until=0.08)
+    assert len(with_inputs(instance, plan)) == 2
 
 
 def test_who_is_late_has_kv() -> None:
-    plan = after_waiting(limits(10), late := prompt(100, first_due_s=1.0), until=10.0)
-    assert begun(plan) == keys(late) and not plan.layouts
-    plan = after_waiting(limits(6), late := prompt(90, first_due_s=1.0), until=10.0)
-    assert begun(plan) == keys(late) and not plan.layouts
+    plan = after_waiting(instance := limits(10), late := prompt(100, first_due_s=1.0), until=10.0)
+    assert begun(plan) == keys(late) and not with_inputs(instance, plan)
+    plan = after_waiting(instance := limits(6), late := prompt(90, first_due_s=1.0), until=10.0)
+    assert begun(plan) == keys(late) and not with_inputs(instance, plan)
 
 
 def test_who_fits_only_with_inputs_does_not_begin_when_it_is_late() -> None:
@@ -92,7 +98,7 @@ def test_who_fits_only_with_inputs_does_not_begin_when_it_is_late() -> None:
         instance.iterate(now=0.0)
         instance.schedule.abort(key(blocker))
         plan = instance.iterate(now=10.0)
-        assert (len(plan.new_prompts), len(plan.layouts)) == (num_begun, num_begun)
+        assert (len(plan.new_prompts), len(with_inputs(instance, plan))) == (num_begun, num_begun)
 
 
 def _beside_kv() -> tuple[Instance, Work, Work]:
@@ -104,7 +110,7 @@ def _beside_kv() -> tuple[Instance, Work, Work]:
 
 def after_waiting_for_both(instance: Instance) -> tuple[Work, Work]:
     plan = after_waiting(instance, first := document(100), second := document(100), until=10.0)
-    assert plan.layouts.keys() == {key(second)}
+    assert with_inputs(instance, plan) == keys(second)
     return second, first
 
 
@@ -131,7 +137,7 @@ def test_inputs_are_dropped_when_blocks_run_out() -> None:
     They run although they have just got a token, since nobody else does."""
     instance = limits(12)
     plan = after_waiting(instance, *(all_three := [document(127), document(127), document(127)]), until=10.0)
-    assert plan.layouts.keys() == {*keys(*all_three)} and instance.schedule.blocks.num_free == 0
+    assert with_inputs(instance, plan) == keys(*all_three) and instance.schedule.blocks.num_free == 0
     assert len(instance.iterate(now=10.1).run) == 3
     plan = instance.iterate(now=10.2)
     assert len(plan.drops) == 1 and not plan.wants_evicted
@@ -144,14 +150,14 @@ def test_under_apt_s_a_begun_prompt_with_inputs_goes_on_beside_decodes_with_inpu
     works = [document(120), document(120), document(120)]
     plans = [after_waiting(instance, *works, until=10.0)]
     plans += [instance.iterate(now=10.0 + 0.1 * number) for number in range(1, 10)]
-    assert {each for plan in plans for each in plan.layouts} == {*keys(*works)}
+    assert {each for plan in plans for each in with_inputs(instance, plan)} == {*keys(*works)}
     assert {each for plan in plans for each in plan.run} == {*keys(*works)}
 
 
 def test_without_hidden_cache_all_have_kv() -> None:
     instance = Instance("apt", replace(LIMITS, num_blocks=10, max_model_len=160))
     plan = after_waiting(instance, first := document(100), document(100), until=10.0)
-    assert begun(plan) == keys(first) and not plan.layouts
+    assert begun(plan) == keys(first) and not with_inputs(instance, plan)
 
 
 def test_all_that_run_or_may_begin_wait_for_what_is_restored() -> None:
@@ -166,7 +172,7 @@ def test_under_apt_s_what_restoring_takes_is_no_time_for_prompts() -> None:
     part = make_policy(SchedulingConfig("apt-s")).colocated(
         limits(10).schedule.limits, estimate := Estimate(PLAIN)
     )
-    here = [SimpleNamespace(keeps_inputs=keeps, num_cached=300) for keeps in (True, False)]
+    here = [SimpleNamespace(layout=layout, num_cached=300) for layout in (INPUTS, Layout())]
     restoring_s = part._restoring_s(here)  # type: ignore[attr-defined]
     assert restoring_s == pytest.approx(0.05)
     tight = SimpleNamespace(deadlines=Deadlines(is_rt=True, tbt_s=0.1))

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.plan import Checkpoint, Restore
+from alignedserve.kv.end_copies import Checkpoint, Restore
 from alignedserve.kv.held import NO_BLOCK
 from alignedserve.scheduling.policies.bros import BASE_SIZE
 from alignedserve.timing.deadlines import Deadlines

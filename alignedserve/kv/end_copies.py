@@ -1,0 +1,59 @@
+"""Copies within an instance, for blocks that two requests fill from both ends. The schedule lists them
+(`decode_worker/shared_ends.py`), and the engine carries them out in order, before the iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.types import BlockId, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Copies tokens `first` to `end` of the request's block to host memory, before real time overwrites them."""
+
+    key: RequestKey
+    index: int
+    block: BlockId
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """The request has a new block, with the content of the old one unless that was given up."""
+
+    key: RequestKey
+    index: int
+    old: BlockId
+    new: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Copies tokens `first` to `end` of the request's block back from host memory."""
+
+    key: RequestKey
+    index: int
+    block: BlockId
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The request, which does not run, has KV of no more than its first `num_tokens` tokens from here on."""
+
+    key: RequestKey
+    num_tokens: int
+
+
+EndCopy = Checkpoint | Renew | Restore | Cut
+
+# Host memory has room for the overwritten KV of one block in this many. When RT needs more, whole requests must leave.
+BLOCKS_PER_PART = 4
+
+
+def num_parts(num_blocks: int) -> int:
+    """Returns the number of blocks that fit in the host memory of an instance with `num_blocks`."""
+    return max(num_blocks // BLOCKS_PER_PART, 1)
