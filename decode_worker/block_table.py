@@ -58,12 +58,12 @@ class BlockTable:
 
     def admit(self, request: ScheduledRequest) -> None:
         self._lay_out(request)
-        self._hold(request, self._columns_for(request.num_tokens, request.layout))
+        self._hold(request, request.layout.num_columns(request.num_tokens, self._limits.block_size))
         self._pulling[request.key] = request
 
     def start(self, request: ScheduledRequest) -> None:
         self._lay_out(request)
-        num_columns = self._columns_for(request.num_tokens, request.layout)
+        num_columns = request.layout.num_columns(request.num_tokens, self._limits.block_size)
         num_passed = self._span.num_passed(request.num_cached)
         num_missing = self._memory.num_missing(request, num_columns, num_passed)
         self._hold(request, num_columns, num_lent=max(0, num_missing - self.num_free))
@@ -146,7 +146,7 @@ class BlockTable:
 
     def needed(self, request: ScheduledRequest, layout: Layout = PLAIN) -> int:
         """Returns the number of blocks that a request without any needs to begin."""
-        num_columns = self._columns_for(request.num_tokens, layout)
+        num_columns = layout.num_columns(request.num_tokens, self._limits.block_size)
         num_blocks = self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
         return num_blocks - self._num_held(request, layout)
 
@@ -171,7 +171,9 @@ class BlockTable:
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Gives the request blocks for the KV of its first `num_tokens` tokens, which the planned iteration writes.
         Returns False and changes nothing if too few are free or lendable."""
-        num_columns = max(request.num_columns, self._columns_for(num_tokens, request.layout))
+        num_columns = max(
+            request.num_columns, request.layout.num_columns(num_tokens, self._limits.block_size)
+        )
         if not (request.shares or self.ends.is_on):
             return self._memory.reserve(request, num_columns)
         count = self._memory.num_missing(request, num_columns)
@@ -261,12 +263,9 @@ class BlockTable:
         """Reduces the lender to the tokens before the first one that is away, and to at least its first block, which is
         never lent. If the eviction fails, the lender runs again, and every running request holds a block."""
         lender.num_cached = self.ends.num_whole(lender)
-        num_columns = max(1, self._columns_for(lender.num_cached, lender.layout))
+        num_columns = max(1, lender.layout.num_columns(lender.num_cached, self._limits.block_size))
         self.ends.cut(lender, num_columns)
         self._memory.cut(lender, num_columns)
-
-    def _columns_for(self, num_tokens: int, layout: Layout) -> int:
-        return layout.num_columns(num_tokens, self._limits.block_size)
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
@@ -275,7 +274,7 @@ class BlockTable:
         that may be admitted holds none; `layout` is the one that it would have."""
         layout = layout or request.layout
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        num_columns = max(request.num_columns, self._columns_for(num_cached, layout))
+        num_columns = max(request.num_columns, layout.num_columns(num_cached, self._limits.block_size))
         num_passed = request.num_passed or self._span.num_passed(request.num_cached)
         num_more = self._span.num_blocks(num_passed, num_columns) - request.num_blocks
         if not request.num_columns:

@@ -136,7 +136,7 @@ class DecodeWorker(Worker):
             self._leave(order.key)
             self._report.dropped.append(order.key)
             return
-        needed = self.engine.format.num_columns(request.num_computed)
+        needed = self.memory.span.num_columns(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
             self._failed_evictions.append(Failed(order.key, "evict", reason))
@@ -154,7 +154,7 @@ class DecodeWorker(Worker):
         """Saves the columns with KV of the first `num_tokens` tokens that the pool lacks, as whole columns, including
         one that it has in part."""
         form, span = self.engine.format, self.memory.span
-        first, end = order.num_saved // form.block_size, form.num_columns(num_tokens)
+        first, end = order.num_saved // form.block_size, span.num_columns(num_tokens)
         if num_tokens <= order.num_saved:
             # The pool has all of it, and more if some KV made way for RT.
             first, num_tokens = end, order.num_saved
@@ -209,7 +209,7 @@ class DecodeWorker(Worker):
             span, source = self.memory.span, scheduled.source
             first, num_passed = num_here // span.block_size, span.num_passed(work.num_cached)
             if source is None:
-                end = self.engine.format.num_columns(work.num_cached)
+                end = self.memory.span.num_columns(work.num_cached)
                 pairs = pairs_of(self.memory, scheduled, work.blocks, first, end, num_passed)
                 self.copies.load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:

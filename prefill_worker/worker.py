@@ -198,7 +198,7 @@ class PrefillWorker(Worker):
         elif prompt.scheduled.state is PromptState.SAVING:
             self.engine.part(request)
             self._hold(prompt)
-            self._save_columns(prompt, self.engine.format.num_columns(request.num_computed))
+            self._save_columns(prompt, self.memory.span.num_columns(request.num_computed))
         else:
             self._progressed(request)
             self._save_columns(prompt, request.num_computed // self.engine.format.block_size)
@@ -216,7 +216,7 @@ class PrefillWorker(Worker):
         prompt = self._requests[work.request.key]
         first, end = (
             prompt.num_shared // self.engine.format.block_size,
-            self.engine.format.num_columns(work.num_cached),
+            self.memory.span.num_columns(work.num_cached),
         )
         pairs = self._pairs(prompt, first, end)
         self.copies.load(prompt.key, pairs, self._loaded, work.deadlines.is_rt)
@@ -254,7 +254,7 @@ class PrefillWorker(Worker):
         num_computed = prompt.request.num_computed
         # The pool has what was loaded from it. Its last block may hold more tokens than this instance has been told.
         if num_computed > prompt.work.num_cached:
-            self._save_columns(prompt, self.engine.format.num_columns(num_computed))
+            self._save_columns(prompt, self.memory.span.num_columns(num_computed))
         self._leave_if_done(prompt)
 
     def _preempted(self, prompt: Prompt) -> None:

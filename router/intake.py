@@ -82,7 +82,7 @@ def refuse(request: Request, cluster: ClusterState) -> Refusal | None:
     num_tokens = min(num_prompt + (request.params.max_tokens or most_tokens), most_tokens)
     if request.is_embedding:
         num_tokens = num_prompt
-    needed = -(-num_tokens // limits.block_size)
+    needed = limits.span.num_columns(num_tokens)
     most = min(map(_most_columns, (cluster.pool, *instances)))
     if needed > most:
         return (
@@ -98,7 +98,7 @@ def _most_columns(process: Process) -> int:
     if process.hello.role in ("decode", "colocated"):
         return limits.span.longest(limits.num_blocks)
     # A prefill instance frees no blocks of a running prompt, and the pool stores whole requests.
-    return limits.num_kv_tokens // limits.block_size
+    return limits.num_blocks // limits.span.num_groups
 
 
 def refuse_slo(request: Request, cluster: ClusterState) -> Refusal | None:

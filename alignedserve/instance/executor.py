@@ -22,15 +22,13 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
 class Format(Protocol):
-    """The part of `kv/format.BlockFormat` that counts columns and bytes."""
+    """The part of `kv/format.BlockFormat` that counts bytes."""
 
     @property
     def block_size(self) -> int: ...
 
     @property
     def block_bytes(self) -> int: ...
-
-    def num_columns(self, num_tokens: int) -> int: ...
 
 
 class Limits(Protocol):

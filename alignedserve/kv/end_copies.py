@@ -9,14 +9,22 @@ from alignedserve.types import BlockId, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Copies tokens `first` to `end` of the request's block to host memory, before real time overwrites them."""
+class _Part:
+    """Tokens `first` to `end` of the request's block with this index."""
 
     key: RequestKey
     index: int
     block: BlockId
     first: int
     end: int
+
+
+class Checkpoint(_Part):
+    """Copies them to host memory, before real time overwrites them."""
+
+
+class Restore(_Part):
+    """Copies them back from host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +35,6 @@ class Renew:
     index: int
     old: BlockId
     new: BlockId
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Copies tokens `first` to `end` of the request's block back from host memory."""
-
-    key: RequestKey
-    index: int
-    block: BlockId
-    first: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

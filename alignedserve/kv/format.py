@@ -120,6 +120,11 @@ class BlockFormat:
         return self.num_groups * self.block_bytes
 
     @property
+    def token_bytes(self) -> float:
+        """The bytes of a token in all groups."""
+        return self.column_bytes / self.block_size
+
+    @property
     def layer_bytes(self) -> int:
         """The bytes of one layer of a block."""
         return self.block_bytes // self.num_layers

@@ -41,9 +41,6 @@ class SimFormat:
     # The same, in the pool.
     pool_block_bytes: int
 
-    def num_columns(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
 
 class SimMemory(BlockManager):
     """Forgets what a block held when another owner takes it."""
@@ -184,7 +181,7 @@ class SimEngine:
     def _check_content(self, request: Request) -> None:
         key, size = key_of(request.request_id), self._size_of(request)
         known, right = self._right.get(request.request_id, {}), dict[tuple[int, int], Content]()
-        end = request.layout.num_columns(request.num_computed, self.format.block_size)
+        end = -(-request.num_computed // size)
         for group in range(self.span.num_groups):
             blocks = request.held.groups[group]
             for column in range(self._first_seen(request, group), end):
@@ -288,7 +285,7 @@ class SimEngine:
             if held is None:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
-        for column in range(first // size, request.layout.num_columns(end, self.format.block_size)):
+        for column in range(first // size, -(-end // size)):
             until = min(end, (column + 1) * size)
             digest = self._digest(request.request_id, until)
             content = Content(

@@ -27,9 +27,9 @@ class ModelKv:
         forms = {dtype: replace(self.form, dtype=dtype) for dtype in DTYPE_BYTES}
         forms |= {name: self.form_in(name) for name in KV_CACHE_DTYPES if name != "auto"}
         for form in forms.values():
-            if _token_bytes(form) == cost.kv_bytes_per_token:
+            if int(form.token_bytes) == cost.kv_bytes_per_token:
                 return form
-        known = ", ".join(f"{_token_bytes(form)} in {name}" for name, form in forms.items())
+        known = ", ".join(f"{int(form.token_bytes)} in {name}" for name, form in forms.items())
         raise ValueError(
             f"cost: is for {cost.kv_bytes_per_token} bytes of KV per token, but {self.name} has {known}: give the cost "
             "model of this model"
@@ -65,11 +65,7 @@ def with_kv(
         form = model.form_of(cost)
         if kv_cache_dtype != "auto":
             form = model.form_in(kv_cache_dtype)
-            cost = cost.with_kv(_token_bytes(form))
+            cost = cost.with_kv(int(form.token_bytes))
         cost = cost.with_window(model.window)
     in_pool = form.in_pool(pool_kv_dtype)
     return cost.with_pool(cost.kv_bytes_per_token * in_pool.block_bytes / form.block_bytes)
-
-
-def _token_bytes(form: BlockFormat) -> int:
-    return form.column_bytes // form.block_size

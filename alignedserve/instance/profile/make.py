@@ -62,9 +62,8 @@ def make(
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
     budget_s = effort.slow_budget_s if is_slow else effort.budget_s
     measured = measure(engine, points, budget_s, effort.max_rounds, progress)
-    token_bytes = form.column_bytes // form.block_size
     cost, errors = fit_held_out(
-        measured, token_bytes, reach.num_kv_tokens, _source(facts), experts, engine.window
+        measured, int(form.token_bytes), reach.num_kv_tokens, _source(facts), experts, engine.window
     )
     cost = with_restoring(_with_channels(cost, engine, pool, effort.beside_s), engine, effort.beside_s)
     cost = _with_sharing(cost, engine, effort.beside_s)
@@ -113,7 +112,7 @@ def cost_of(
     facts, form = facts_of(built, config, pool_kv_dtype), built.engine.format.in_pool(pool_kv_dtype)
     where = Path(path) if path else default_path(facts)
     profile = find_or_make(built.engine, facts, where, PoolEnd(form, memory), experts_of(built.model_config))
-    return profile.cost.with_pool(form.column_bytes / form.block_size)
+    return profile.cost.with_pool(form.token_bytes)
 
 
 def _make_and_save(
