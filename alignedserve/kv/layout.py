@@ -1,7 +1,7 @@
 """How a request's tokens lie in its blocks.
 
-Nearly every request fills a block with K and V, from the first slot up. Two features of research do otherwise. Whoever
-counts blocks or computes in them asks a request's layout, and does not know these features.
+Nearly every request fills a block with K and V, from the first slot up. Two features of research do otherwise. Code that
+counts blocks, or computes with their content, asks a request's layout and need not know these features.
 """
 
 from __future__ import annotations
