@@ -70,8 +70,11 @@ class BlockTable:
         self._running[request.key] = request
 
     def _lay_out(self, request: ScheduledRequest) -> None:
-        if self.ends.is_on and not request.is_rt:
-            request.layout = REVERSED
+        if not self.ends.is_on or request.is_rt:
+            return
+        if request.layout is not PLAIN:
+            raise RuntimeError(f"request {request.key}: its blocks are to be shared and {request.layout}")
+        request.layout = REVERSED
 
     def pulled(self, key: RequestKey) -> ScheduledRequest | None:
         """Reports that the request's KV has arrived. Returns the request, which now runs; None if it was aborted
@@ -289,7 +292,7 @@ class BlockTable:
         because every iteration needs this sum over all requests."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
-            if request.shares or request.layout is not PLAIN:
+            if request.shares or not request.layout.holds_kv:
                 growth += self.growth_of(request, num_iterations)
                 continue
             num_cached = request.num_tokens + num_more

@@ -63,7 +63,9 @@ MAY_IMPORT = {
         for name in ("types", "version", "sampling_params", "structured_outputs", "kv", "timing")
     },
     # what policies see of the router and of instances is all that they may
-    "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages", "kv.layout")},
+    "alignedserve/scheduling": {
+        f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages", "kv.layout")
+    },
     "kernels": set(),
     "alignedserve/ops": {"alignedserve.kernels", "alignedserve.kv.groups", "alignedserve.sampling_params"},
     "alignedserve/models": {"alignedserve.kv.groups", "alignedserve.ops"},

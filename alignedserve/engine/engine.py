@@ -112,7 +112,7 @@ class Engine:
         """
         if new.held.layout.is_reversed and self._checkpoints is None:
             raise RuntimeError(
-                f"{new.request_id}: fills its blocks from the last slot down, and the engine can't read them"
+                f"{new.request_id}: is reversed, and the engine was built without has_reversed"
             )
         new.check(self.limits.can_keep_inputs)
         return self._begin(new)
@@ -142,7 +142,9 @@ class Engine:
         copied = Counter[str]()
         for request, copy in copies:
             if self._checkpoints is None:
-                raise RuntimeError(f"{request.request_id}: there is no host memory for {copy}")
+                raise RuntimeError(
+                    f"{request.request_id}: {copy}, and the engine was built without has_reversed"
+                )
             match copy:
                 case Checkpoint(_, index, block, first, end):
                     copied["checkpoint"] += self._checkpoints.save(

@@ -1,5 +1,6 @@
 """Copies within an instance, for blocks that two requests fill from both ends. The schedule lists them
-(`decode_worker/shared_ends.py`), and the engine carries them out in order, before the iteration."""
+(`decode_worker/shared_ends.py`), and the engine carries them out in order, before the iteration. When the worker evicts
+a request, it adds a `Cut`."""
 
 from __future__ import annotations
 

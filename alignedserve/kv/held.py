@@ -13,7 +13,7 @@ NO_BLOCK = BlockId(-1)
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """Only `instance/memory.py` changes it. An engine reads `groups`."""
+    """Only `instance/memory.py` changes its blocks and counts. An engine reads `groups`."""
 
     # By layer group and column. Empty if it holds nothing.
     groups: list[list[BlockId]] = field(init=False, default_factory=list)

@@ -14,8 +14,8 @@ MAX_PARAMETERS = 7
 # Identifiers of the features that are to stand in few files (docs/glossary.md has them).
 FEATURES = {
     "shared ends": r"share_blocks|shared_ends|SharedEnds|Shared_?End|(^|_)(lend|lends|lender|lenders|lent)(_|$)"
-    r"|borrow|(is|has)_reversed",
-    "kept inputs": r"(keep|keeps|kept)_?inputs|hidden_cache|is_inputs|(num|max)_restored|restored_token",
+    r"|borrow|(is|has)_reversed|(?-i:^REVERSED$)|End_?Cop(y|ies)|copy_ends",
+    "kept inputs": r"(keep|keeps|kept)_?inputs|hidden_cache|(?-i:^INPUTS$)|(num|max)_restored|restored_token",
     "role change": r"changes?_role|take_?role|role_?change|roles_that_change|first_role|changing_?(role|process|actor)"
     r"|SimChanging",
 }

@@ -129,6 +129,7 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
     schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
     plan = schedule.plan(0.0)
     assert plan.new_prompts == [work]
+    assert schedule.blocks[work.request.key].layout is INPUTS
     num_held = LIMITS.num_blocks - schedule.blocks.num_free
     assert num_held == -(-30 // (2 * LIMITS.block_size))
     with pytest.raises(RuntimeError, match="have no KV that could go on, and can only be dropped"):

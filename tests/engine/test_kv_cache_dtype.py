@@ -120,7 +120,7 @@ def test_a_cache_has_room_for_more_tokens(tiny_model: Directory, kv_cache_dtype:
     row_bytes = {"fp8": 16, "int8": 20}[kv_cache_dtype]
     assert part.format.block_bytes == whole.format.block_bytes * row_bytes // 64
     assert part.cache.blocks[0].nbytes == part.format.block_bytes
-    assert part.num_blocks >= whole.num_blocks * 64 // row_bytes
+    assert part.limits.num_blocks >= whole.limits.num_blocks * 64 // row_bytes
 
 
 @both_dtypes

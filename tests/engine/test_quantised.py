@@ -11,7 +11,9 @@ import torch
 
 from alignedserve.engine import build
 from alignedserve.engine.config import QUANTIZATIONS, EngineConfig
-from alignedserve.engine.request import Layout, NewRequest
+from alignedserve.engine.request import NewRequest
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import INPUTS, PLAIN
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.types import RequestId
@@ -105,9 +107,9 @@ def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     engine = make_direct(directory, attention_backend=backend, hidden_cache=True, quantization=scheme)
     requests = []
     for index, prompt in enumerate(prompts()):
-        layout = Layout(keeps_inputs=index % 2 == 0)
+        held = Held(layout=INPUTS if index % 2 == 0 else PLAIN)
         requests.append(
-            engine.begin(NewRequest(RequestId(str(index)), prompt, greedy_params(), 0, layout=layout))
+            engine.begin(NewRequest(RequestId(str(index)), prompt, greedy_params(), 0, held=held))
         )
     expected = said(directory, scheme, backend)
     while running := [each for each in requests if len(each.output) < len(expected[0])]:

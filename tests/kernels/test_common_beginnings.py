@@ -80,7 +80,7 @@ class Tree:
 
     def __init__(self, engine: Engine, dice: random.Random, num_seqs: int) -> None:
         self._engine, self._dice = engine, dice
-        self.free = list(range(engine.limits.num_blocks))
+        self.free = list(range(engine.num_blocks))
         dice.shuffle(self.free)
         # The ids and blocks of each sequence, without the token that it decodes.
         self.known: list[tuple[list[int], list[int]]] = []

@@ -38,8 +38,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import ClassVar
 
-from alignedserve.kv.layout import REVERSED
+from alignedserve.kv.layout import REVERSED, Layout
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
@@ -363,7 +364,7 @@ class BrosRouter(PriorityRouter):
 
 class Bros(Policy):
     name = "bros"
-    layouts = (REVERSED,)
+    layouts: ClassVar[Sequence[Layout]] = (REVERSED,)
     summary = (
         "real time by residual time; best effort in the time left, or in place of real time that can wait"
     )

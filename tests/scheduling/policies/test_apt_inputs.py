@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.kv.layout import INPUTS, Layout
+from alignedserve.kv.held import Held
+from alignedserve.kv.layout import INPUTS
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
@@ -38,7 +39,7 @@ def limits(num_blocks: int, policy: str = "apt", max_restored_blocks: int = 99, 
     )
 
 
-def begun(plan: DecodePlan) -> list[int]:
+def begun(plan: DecodePlan) -> list[RequestKey]:
     return [key(work) for work in plan.new_prompts]
 
 
@@ -172,7 +173,7 @@ def test_under_apt_s_what_restoring_takes_is_no_time_for_prompts() -> None:
     part = make_policy(SchedulingConfig("apt-s")).colocated(
         limits(10).schedule.limits, estimate := Estimate(PLAIN)
     )
-    here = [SimpleNamespace(layout=layout, num_cached=300) for layout in (INPUTS, Layout())]
+    here = [SimpleNamespace(layout=layout, num_cached=300) for layout in (INPUTS, Held().layout)]
     restoring_s = part._restoring_s(here)  # type: ignore[attr-defined]
     assert restoring_s == pytest.approx(0.05)
     tight = SimpleNamespace(deadlines=Deadlines(is_rt=True, tbt_s=0.1))
