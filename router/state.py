@@ -17,7 +17,6 @@ from alignedserve.router.requests import RequestCounts, RequestTable
 from alignedserve.router.views import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest
 from alignedserve.scheduling.policy import RouterPart
-from alignedserve.types import RequestKey
 
 
 class RouterState:
@@ -73,8 +72,8 @@ class IslandView:
         return self.prefill_queue.reserving
 
     @property
-    def pinned(self) -> Collection[RequestKey]:
-        return self.prefill_queue.pinned
+    def pinned(self) -> Collection[RoutedRequest]:
+        return self.prefill_queue.pinned.values()
 
     @property
     def num_be(self) -> int:

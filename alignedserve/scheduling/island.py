@@ -289,7 +289,7 @@ class Island(Protocol):
         """Tokens to compute of requests that have started and wait for pool blocks."""
 
     @property
-    def pinned(self) -> Collection[RequestKey]:
+    def pinned(self) -> Collection[RoutedRequest]:
         """Best-effort requests that wait for prefill, with KV in the pool that other requests may not take."""
 
     @property

@@ -89,12 +89,16 @@ class AlignedRouter(RouterPart):
             yield from self._start_real_time(island)
         if share == 0 or queue.is_empty(BEST_EFFORT) or routing.has_evicted(island):
             return
-        window = routing.window(island.cluster, self.config.prefill_window * share)
+        room = routing.window(island.cluster, self.config.prefill_window * share)
+        room = room.less(*routing.ahead(island, False))
+        # These have room in the pool. The next owner's request may wait for that, so they can't wait for their turn.
+        for request in [] if queue.is_refused(BEST_EFFORT) else [*island.pinned]:
+            if room.is_there:
+                queue.take(request)
+                room = room.less(request.num_missing, 1)
+                yield request
         yield from routing.start_line(
-            island,
-            BEST_EFFORT,
-            window.less(*routing.ahead(island, False)),
-            lambda request: self._may_start(request, island),
+            island, BEST_EFFORT, room, lambda request: self._may_start(request, island)
         )
 
     def _start_real_time(self, island: Island) -> Iterator[RoutedRequest]:
