@@ -23,6 +23,12 @@ def _commit_and_names() -> tuple[str, frozenset[str]]:
 COMMIT, NAMES = _commit_and_names()
 
 
+def are_frozen(words: list[str]) -> bool:
+    """Returns whether `python -m MODULE ...` needs a frozen module, be it as a part of `benchmarks.gpu.run`."""
+    parts = re.findall(r"[a-z_]+", words[words.index("--parts") + 1]) if "--parts" in words else []
+    return not NAMES.isdisjoint([words[2], *(f"benchmarks.gpu.{part}" for part in parts)])
+
+
 @cache
 def source_of(name: str) -> str | None:
     """Returns the text of a frozen module, or None in a copy without the commit."""

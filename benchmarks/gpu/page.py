@@ -119,8 +119,8 @@ def _throughput(rows: Sequence[Row]) -> str:
     cells = [
         (
             row["case"],
-            f"{row['output_tokens_per_s']:,.0f}" if "output_tokens_per_s" in row else row["summary"],
-            f"{row['tokens_per_s']:,.0f}" if "tokens_per_s" in row else "",
+            f"{row['output_tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s']:,.0f}",
             f"{row['seconds']:.1f}",
         )
         for row in rows
@@ -151,32 +151,6 @@ def _moves(rows: Sequence[Row]) -> str:
     return text
 
 
-def _alignment(rows: Sequence[Row]) -> str:
-    mixes = [row for row in rows if "short" in row]
-    groups = [row for row in rows if "gain" in row]
-    head = ("model", "kernel", *(f"{num} long" for num in ("0", "1", "2", "4")))
-    cells = [
-        (row["model"], row["kernel"], *(f"{row['step_s'][num] * 1e3:.2f}" for num in ("0", "1", "2", "4")))
-        for row in mixes
-    ]
-    text = "## When aligned batches pay\n\nms of a step of 64 requests, 128 long but for the long ones:\n\n"
-    text += table(head, cells) + "\n\n![](gpu-mixes.png)\n\n"
-    sums = [
-        (
-            row["model"],
-            row["kernel"],
-            row["batch"],
-            f"{1e3 * sum(row['step_s']['mixed']) / len(row['step_s']['mixed']):.2f}",
-            f"{1e3 * sum(row['step_s']['aligned']) / len(row['step_s']['aligned']):.2f}",
-            f"{row['gain']:.3f}",
-        )
-        for row in groups
-    ]
-    text += "The same requests in mixed and in aligned batches, mean ms of a step:\n\n"
-    head = ("model", "kernel", "batch", "mixed", "aligned", "mixed / aligned")
-    return text + table(head, sums) + "\n\n![](gpu-alignment.png)"
-
-
 def _cost_grid(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
@@ -203,7 +177,6 @@ SECTIONS = {
     "host_cost": _host_cost,
     "throughput": _throughput,
     "moves": _moves,
-    "alignment": _alignment,
     "cost_grid": _cost_grid,
 }
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from benchmarks.gpu.record import Row
-
-KERNEL_COLORS = {"balanced": "tab:blue", "plain": "tab:orange", "only": "tab:blue"}
 
 
 def draw_all(rows: Sequence[Row], out: Path) -> None:
     """Draws the plots that have rows."""
     pictures: dict[str, tuple[list[Row], Callable[[Figure, Sequence[Row]], None]]] = {
         "step": ([row for row in rows if row["part"] == "step" and "share" in row], _step),
-        "mixes": ([row for row in rows if row["part"] == "alignment" and "short" in row], _mixes),
-        "alignment": ([row for row in rows if row["part"] == "alignment" and "gain" in row], _groups),
         "attention": ([row for row in rows if _is_mix(row)], _attention),
     }
     for name, (some, draw) in pictures.items():
@@ -47,35 +42,6 @@ def _step(figure: Figure, rows: Sequence[Row]) -> None:
     axes.set(title="A decode step's share of its roofline", ylabel="%", ylim=(0, 100))
 
 
-def _mixes(figure: Figure, rows: Sequence[Row]) -> None:
-    for axes, model in _one_each(figure, rows):
-        for row in (row for row in rows if row["model"] == model):
-            numbers = list(row["step_s"])
-            milliseconds = [row["step_s"][num] * 1e3 for num in numbers]
-            axes.plot(numbers, milliseconds, marker="o", label=row["kernel"], color=_color(row))
-        axes.set(
-            title=model, xlabel=f"long ones among {rows[0]['batch']}", ylabel="ms a step", ylim=(0, None)
-        )
-        axes.legend()
-
-
-def _groups(figure: Figure, rows: Sequence[Row]) -> None:
-    for axes, model in _one_each(figure, rows):
-        for kernel in dict.fromkeys(row["kernel"] for row in rows):
-            some = sorted(
-                (row for row in rows if (row["model"], row["kernel"]) == (model, kernel)),
-                key=lambda row: row["batch"],
-            )
-            batches = [str(row["batch"]) for row in some]
-            for kind, line in (("mixed", "--"), ("aligned", "-")):
-                means = [1e3 * sum(row["step_s"][kind]) / len(row["step_s"][kind]) for row in some]
-                if some:
-                    label = f"{kind}, {kernel}"
-                    axes.plot(batches, means, line, marker="o", label=label, color=_color(some[0]))
-        axes.set(title=model, xlabel="requests in a batch", ylabel="mean ms a step", ylim=(0, None))
-        axes.legend()
-
-
 def _attention(figure: Figure, rows: Sequence[Row]) -> None:
     axes = figure.subplots()
     mixes = list(dict.fromkeys(row["mix"] for row in rows))
@@ -88,12 +54,3 @@ def _attention(figure: Figure, rows: Sequence[Row]) -> None:
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(mixes))], mixes, rotation=20)
     axes.set(title="Decode attention: KV read, share of the copy's bandwidth", ylabel="%")
     axes.legend()
-
-
-def _one_each(figure: Figure, rows: Sequence[Row]) -> list[tuple[Any, str]]:
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    return list(zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True))
-
-
-def _color(row: Row) -> str:
-    return KERNEL_COLORS.get(row["kernel"], "tab:gray")

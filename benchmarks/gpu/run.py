@@ -39,7 +39,6 @@ PARTS = {
     "moves": 75,
     "link": 30,
     "correct": 45,
-    "alignment": 200,
     "cost_grid": 120,
 }
 # Reserved at the end to write and print, whatever a part does.

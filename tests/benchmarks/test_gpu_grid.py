@@ -1,49 +1,13 @@
 from __future__ import annotations
 
-from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 
 from alignedserve.instance.profile.points import Point
-from benchmarks.gpu import alignment, correct, cost_fit, cost_grid
+from benchmarks.gpu import correct, cost_fit, cost_grid
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 from tests.instance.profile.profiles import KNOWN, measured_by
-
-
-def test_aligned_and_mixed_groups_are_the_same_requests() -> None:
-    lengths = alignment.heavy_tailed(64 * 8, longest=4000)
-    aligned, mixed = alignment.aligned_groups(lengths, 8), alignment.mixed_groups(lengths, 8)
-    assert sorted(chain(*aligned)) == sorted(chain(*mixed)) == sorted(lengths)
-    assert {len(group) for group in [*aligned, *mixed]} == {64}
-    spreads = [[max(group) - min(group) for group in groups] for groups in (aligned, mixed)]
-    assert sum(spreads[0]) < sum(spreads[1]) / 4
-    assert all(max(a) <= min(b) for a, b in pairwise(aligned))
-
-
-def test_the_longest_group_of_each_model_fits_beside_its_weights() -> None:
-    """The heaviest case: 128 requests of 512 KiB a token, in 141 GB less 14 GB of weights."""
-    heaviest = max(map(sum, alignment.aligned_groups(alignment.heavy_tailed(128 * 8, 4087), 8)))
-    assert heaviest * 512 * 1024 < 115e9
-
-
-def test_mixes_hold_as_many_long_ones_as_they_say() -> None:
-    found = alignment.mixes(64, 4000)
-    assert {num: lengths.count(4000) for num, lengths in found.items()} == {0: 0, 1: 1, 2: 2, 4: 4}
-    assert all(len(lengths) == 64 for lengths in found.values())
-
-
-@pytest.mark.slow
-@pytest.mark.drawn(one_in=2)
-def test_alignment_is_measured_in_every_cell(tmp_path: Path) -> None:
-    bench = tiny_bench(tmp_path, models=("llama-3.1-8b",), decode_kernels=("balanced",))
-    alignment.run(bench)
-    long_ones, *groups = rows(tmp_path)
-    assert long_ones["step_s"].keys() == {"0", "1", "2", "4"}
-    assert sorted(row["batch"] for row in groups) == [1, 2, 4, 8]
-    for row in groups:
-        assert sum(row["sums"]["aligned"]) == sum(row["sums"]["mixed"])
-        assert row["gain"] == pytest.approx(sum(row["step_s"]["mixed"]) / sum(row["step_s"]["aligned"]))
 
 
 def test_the_first_difference_is_named() -> None:

@@ -16,8 +16,8 @@ from alignedserve import LLM, SamplingParams
 from alignedserve.offline.llm import Prompt
 from alignedserve.offline.outputs import RequestOutput
 from alignedserve.structured_outputs import StructuredOutputsParams
-from benchmarks.perplexity import windows_of
 from tests import real_weights
+from tests.perplexity import windows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=1)]
 

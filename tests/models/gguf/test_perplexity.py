@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.perplexity import by_this_engine, by_transformers, perplexity, windows_of
 from tests import real_weights
+from tests.perplexity import by_this_engine, by_transformers, perplexity, windows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=2)]
 
