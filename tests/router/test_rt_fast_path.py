@@ -29,6 +29,7 @@ from alignedserve.scheduling.policies.aligned.router.part import (
     MAX_UNFIT,
     NUM_LEADS,
     OTHERS_PER_LOST,
+    AlignedRouter,
     LeadTime,
     LostTurns,
     _assign_fast_path,
@@ -592,3 +593,16 @@ def test_how_soon_an_assigned_request_has_its_token_is_measured() -> None:
     assert lead.seconds(island) == pytest.approx(5 * 0.02)
     script.decode(duration_s=0.01)
     assert lead.seconds(island) == pytest.approx(5 * 0.01)
+
+
+def test_the_router_measures_it_where_real_time_takes_the_fast_path() -> None:
+    script = Script()
+    full_of_best_effort(script)
+    script.decode(num_free_blocks=4, num_be_blocks=96, num_be_running=8, duration_s=0.02)
+    pooled(script, 20, "rt")
+    assert offered(script) == [20]
+    script.now += 0.1
+    script.decode(admitted=[RequestKey(20)], news=[NewTokens(RequestKey(20), 1, [7])], duration_s=0.02)
+    policy = script.router.policy
+    assert isinstance(policy, AlignedRouter)
+    assert policy._lead._last[DECODE][-1] == pytest.approx(5.0)
