@@ -327,6 +327,21 @@ def test_a_lost_one_and_one_without_an_objective_have_their_turn_among_those_tha
     assert len(found) == len({*found}) == 2 * OTHERS + 2
 
 
+def test_a_prompt_that_cannot_be_in_time_starts_only_where_an_instance_has_none() -> None:
+    """It is not lost yet, but the prompt ahead takes longer. One without an objective starts anyway."""
+    router = with_prompts((32, alone_s(32) + 0.01))
+    (view,) = router.state.cluster.prefills
+    view.pending.put(RequestKey(100), 320, True, "")
+
+    def num_started(room: int, least: int) -> int:
+        return len([*Savable().start(router.state.island, Room(room, room), least)])
+
+    assert num_started(ENDLESS, 0) == 0
+    push(router, state(2, Deadlines(True), arrived_s=-1.0))
+    assert num_started(ENDLESS, 0) == 1, "the one without an objective"
+    assert num_started(0, 1) == 1, "an instance has none"
+
+
 def test_prompts_are_chosen_of_the_owner_that_has_the_turn() -> None:
     router = with_prompts()
     for key in range(1, 7):

@@ -25,8 +25,12 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign
 from alignedserve.scheduling.policies.aligned.router.batches import offer_one_each
 from alignedserve.scheduling.policies.aligned.router.part import (
+    ITERATIONS_TO_RUN,
     MAX_UNFIT,
+    NUM_LEADS,
     OTHERS_PER_LOST,
+    AlignedRouter,
+    LeadTime,
     LostTurns,
     _assign_fast_path,
     _is_any_late,
@@ -526,10 +530,10 @@ def test_real_time_without_objectives_leaves_in_order_of_arrival() -> None:
     queue = script.router.state.decode_queue
     assert [state.key for state in queue.soonest(9, script.now)] == [1, 2, 3]
     assert [state.key for state in queue.soonest(2, script.now)] == [1, 2]
-    assert waits_in_time(script.router.state.island)
+    assert waits_in_time(script.router.state.island, LeadTime())
     script.now += 19.0
     script.say(GATEWAY, Abort([RequestKey(1)]))
-    assert len(queue) == 2 and not waits_in_time(script.router.state.island)
+    assert len(queue) == 2 and not waits_in_time(script.router.state.island, LeadTime())
 
 
 def test_real_time_without_an_objective_counts_as_lost_after_a_while() -> None:
@@ -562,11 +566,43 @@ def test_one_that_is_lost_does_not_hide_one_that_waits_in_time() -> None:
     for name in (POOL, PREFILL, GATEWAY):
         script.connect(name, num_blocks=10**6)
     island = script.router.state.island
-    assert not waits_in_time(island)
+    assert not waits_in_time(island, LeadTime())
     pooled(script, 1, "rt")
-    assert waits_in_time(island)
+    assert waits_in_time(island, LeadTime())
     script.now += 9.0
     pooled(script, 2, "rt")
-    assert waits_in_time(island)
+    assert waits_in_time(island, LeadTime())
     script.say(GATEWAY, Abort([RequestKey(2)]))
-    assert len(script.router.state.decode_queue) == 1 and not waits_in_time(island), "the other is lost"
+    assert len(script.router.state.decode_queue) == 1 and not waits_in_time(island, LeadTime()), (
+        "the other is lost"
+    )
+
+
+def test_how_soon_an_assigned_request_has_its_token_is_measured() -> None:
+    """Its token comes after five iterations of 20 ms. Later, those of 10 ms count."""
+    script, lead = Script(), LeadTime()
+    script.decode(duration_s=0.02)
+    island = script.router.state.island
+    assert lead.seconds(island) == pytest.approx(ITERATIONS_TO_RUN * 0.02)
+    for number in range(NUM_LEADS):
+        state = RequestState(request(number), GATEWAY, Phase.POOLED, 0.0)
+        lead.note([Assign(DECODE, [state])], island)
+        script.tick(0.1)
+        state.output.append(7)
+        lead.learn(island.now)
+    assert lead.seconds(island) == pytest.approx(5 * 0.02)
+    script.decode(duration_s=0.01)
+    assert lead.seconds(island) == pytest.approx(5 * 0.01)
+
+
+def test_the_router_measures_it_where_real_time_takes_the_fast_path() -> None:
+    script = Script()
+    full_of_best_effort(script)
+    script.decode(num_free_blocks=4, num_be_blocks=96, num_be_running=8, duration_s=0.02)
+    pooled(script, 20, "rt")
+    assert offered(script) == [20]
+    script.now += 0.1
+    script.decode(admitted=[RequestKey(20)], news=[NewTokens(RequestKey(20), 1, [7])], duration_s=0.02)
+    policy = script.router.policy
+    assert isinstance(policy, AlignedRouter)
+    assert policy._lead._last[DECODE][-1] == pytest.approx(5.0)

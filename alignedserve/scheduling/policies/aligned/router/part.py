@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, takewhile
@@ -37,7 +38,7 @@ from alignedserve.scheduling.policy import RouterPart
 from alignedserve.scheduling.routing import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.sliding import SlidingMinimum
-from alignedserve.types import InstanceId
+from alignedserve.types import InstanceId, RequestKey
 
 # The number of BE requests evicted from colocated instances that are sorted in one event.
 MAX_SORTED = 256
@@ -47,8 +48,14 @@ MAX_FAST = 256
 MAX_JUDGED = 64
 # Requests that fit nowhere, after which only smaller ones are tried.
 MAX_UNFIT = 16
-# The iterations until a request that is assigned gets its next token.
-ITERATIONS_TO_RUN = 3
+# The iterations until a request that is assigned gets its next token, before any are measured: the present one, one in
+# which its KV arrives, and its own.
+ITERATIONS_TO_RUN = 3.0
+# The number of last measurements per instance, and the share of them that the lead time covers. Those due first are
+# assigned first, so with a mean, half of them would be late.
+NUM_LEADS, IN_TIME = 16, 0.9
+# The number of assigned requests without a next token that are measured. Each event looks at all.
+MAX_AWAITED = 64
 # Others that are assigned per lost request, and their tokens per token of it. Lost ones get about 5 %, as BE does by
 # default (`be_share`).
 OTHERS_PER_LOST = 20
@@ -70,6 +77,7 @@ class AlignedRouter(RouterPart):
         # See `_keep_for_return`.
         self._kept: InstanceId | None = None
         self._turns = LostTurns()
+        self._lead = LeadTime()
         # Whether no batches are formed, because some RT is late.
         self._is_late = False
         self._likeness = batches.Likeness()
@@ -221,7 +229,7 @@ class AlignedRouter(RouterPart):
         """
         if not self._takes_fast_path(request, island):
             return super().hand_over_to(request, views, island)
-        if waits_in_time(island):
+        if waits_in_time(island, self._lead):
             return None
         # An instance may be kept for a lost request of which it is the turn.
         lost = self._turns.next if self._is_late and island.decode_queue.real_time else None
@@ -233,12 +241,15 @@ class AlignedRouter(RouterPart):
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         self._is_late = False
+        self._lead.learn(island.now)
         if not len(island.decode_queue):
             return
-        when = _judged_at(island)
+        when = _judged_at(island, self._lead)
         self._is_late = not island.cluster.is_colocated and _is_any_late(island, when)
         if (island.num_be or self._is_late) and island.decode_queue.real_time:
-            yield from self._turns.note(self._fast_path(island, when))
+            assigns = self._fast_path(island, when)
+            self._lead.note(assigns, island)
+            yield from self._turns.note(assigns)
         if self._is_late:
             yield from batches.offer_one_each(island, self.config)
         elif island.cluster.is_colocated:
@@ -335,15 +346,62 @@ class LostTurns:
             self._num_tokens += request.num_tokens
 
 
-def _judged_at(island: Island) -> float:
-    """Returns when a request that is assigned now gets its next token: after the present iteration, one in which its KV
-    arrives, and its own. If none is in time by then, returns the present time: those that are not lost yet go first.
-    Colocated instances compute prompts in between, so that it is not known there."""
+class LeadTime:
+    """Measures how many iterations pass at each instance from the assignment of a request to its next token. The fast
+    path alone is measured: what waits in a candidate batch waits for others."""
+
+    def __init__(self) -> None:
+        self._last: dict[InstanceId, deque[float]] = {}
+        # What is awaited: a request, its number of tokens when it was assigned, when and where that was, and the
+        # seconds of an iteration there.
+        self._awaited: dict[RequestKey, tuple[RoutedRequest, int, float, InstanceId, float]] = {}
+
+    def seconds(self, island: Island) -> float:
+        """Returns the seconds until a request that is assigned now has its next token, at each instance with room."""
+        running = [*_durations(island)]
+        with_room = [
+            each for each in running if each[0].num_slots_for_rt > 0 and each[0].num_blocks_for_rt > 0
+        ]
+        leads = (self._iterations(view) * duration_s for view, duration_s in with_room or running)
+        return max(leads, default=0.0)
+
+    def _iterations(self, view: DecodeView) -> float:
+        last = self._last.get(view.instance_id)
+        return sorted(last)[int(IN_TIME * (NUM_LEADS - 1))] if last else ITERATIONS_TO_RUN
+
+    def note(self, assigns: Iterable[Assign], island: Island) -> None:
+        """Notes what is assigned."""
+        durations_s = {view.instance_id: duration_s for view, duration_s in _durations(island)}
+        for name, request in ((each.decode, request) for each in assigns for request in each.requests):
+            self._awaited.pop(request.key, None)
+            if len(self._awaited) == MAX_AWAITED:
+                del self._awaited[next(iter(self._awaited))]
+            if name in durations_s:
+                self._awaited[request.key] = request, request.num_output, island.now, name, durations_s[name]
+
+    def learn(self, now: float) -> None:
+        """Called at each event, so that tokens are seen when they come."""
+        for request, num_output, since_s, name, iteration_s in [*self._awaited.values()]:
+            if request.num_output > num_output:
+                del self._awaited[request.key]
+                last = self._last.setdefault(name, deque([ITERATIONS_TO_RUN] * NUM_LEADS, NUM_LEADS))
+                last.append((now - since_s) / iteration_s)
+
+
+def _durations(island: Island) -> Iterator[tuple[DecodeView, float]]:
+    """Yields the decode instances that run requests, each with the seconds of its last iteration."""
+    for view in island.cluster.decodes:
+        if view.report and view.report.num_running and view.report.duration_s > 0:
+            yield view, view.report.duration_s
+
+
+def _judged_at(island: Island, lead: LeadTime) -> float:
+    """Returns when a request that is assigned now gets its next token. If none is in time by then, returns the present
+    time: those that are not lost yet go first. Colocated instances compute prompts in between, so that it is not known
+    there."""
     if island.cluster.is_colocated:
         return island.now
-    reports = [view.report for view in island.cluster.decodes if view.report and view.report.num_running]
-    iteration_s = min((report.duration_s for report in reports), default=0.0)
-    soon = island.now + ITERATIONS_TO_RUN * iteration_s
+    soon = island.now + lead.seconds(island)
     is_any_in_time = any(True for _ in island.decode_queue.lost_from(soon, has_objective=True))
     return soon if is_any_in_time else island.now
 
@@ -356,9 +414,9 @@ def _is_any_late(island: Island, when: float) -> bool:
     return any(island.cluster.decode_s(each.num_tokens) <= each.deadlines.tbt_s for each in lost)
 
 
-def waits_in_time(island: Island) -> bool:
+def waits_in_time(island: Island, lead: LeadTime) -> bool:
     """Returns whether RT that is not lost waits for a decode instance."""
-    return any(True for _ in island.decode_queue.lost_from(_judged_at(island)))
+    return any(True for _ in island.decode_queue.lost_from(_judged_at(island, lead)))
 
 
 def is_lost(request: RoutedRequest, now: float) -> bool:

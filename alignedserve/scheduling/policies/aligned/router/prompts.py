@@ -2,7 +2,8 @@
 
 - **Order.** Each class is ordered by latest start: the smallest urgency goes first.
 - **Savable.** When not all waiting real time (RT) can be in time, the router starts the prompts that let the most of it
-  be, at the measured pace of prompts. The second token should be in time as well.
+  be, at the measured pace of prompts. The second token should be in time as well. Others start where an instance has no
+  prompt, and when they are lost, by turns.
 - **The share of best effort (BE).** With recent RT, fewer instances compute BE as more of it becomes ready for the
   decode instances. RT never waits for BE where no BE prompt is computed.
 - **Place.** RT waits at a prefill instance for earlier RT, and for the end of an iteration with BE, however much BE
@@ -101,7 +102,8 @@ class Savable:
         return max(self._took_s / self._alone_s, 1.0) if self._alone_s else 1.0
 
     def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
-        """Takes prompts from the queue while there is room, and at least `least` of them, and yields them."""
+        """Takes prompts from the queue while there is room, and at least `least` of them, and yields them. Beyond those
+        it takes none that can't be in time but is not lost yet: it would only make the next ones late."""
         queue, now = island.prefill_queue, island.now
         self._learn_error()
         chosen: Iterator[RoutedRequest] | None = None
@@ -121,7 +123,10 @@ class Savable:
                 if soonest and soonest[0][0] is first:
                     if chosen is None or first.owner != owner:
                         chosen, owner = iter(self._in_time(island)), first.owner
-                    request = next(chosen, first)
+                    fitting = next(chosen, None)
+                    if fitting is None and least <= 0:
+                        break
+                    request = fitting or first
                 alone_s = prefill_s(request, island)
                 self._since_full_s += alone_s
                 if soonest and not request.num_output:
