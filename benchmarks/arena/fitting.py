@@ -77,15 +77,25 @@ class Fitting:
     @cached_property
     def prompt_s(self) -> float:
         """Mean seconds that a prompt adds."""
-        beside = self.batch if self.layout.num_colocated else []
+        return fmean(map(self.seconds_of_prompt, self.lengths))
+
+    def seconds_of_prompt(self, lengths: Lengths) -> float:
+        """Seconds that this prompt adds."""
+        chunk = MAX_NUM_BATCHED_TOKENS - len(self._beside)
+        chunks_s = sum(self.cost.chunk_s(*part) for part in _chunks(lengths.prompt, chunk))
+        return self._token_s * lengths.prompt + chunks_s
+
+    @cached_property
+    def _token_s(self) -> float:
+        """Seconds that a prompt's token adds, without what differs between chunks: what they attend to."""
+        beside = self._beside
         chunk = MAX_NUM_BATCHED_TOKENS - len(beside)
         added_s = self.cost.iteration([(0, chunk)], beside) - self.cost.iteration([], beside)
-        # Chunks differ in what they attend to.
-        token_s = (added_s - self.cost.chunk_s(0, chunk)) / chunk
-        return fmean(
-            token_s * each.prompt + sum(self.cost.chunk_s(*part) for part in _chunks(each.prompt, chunk))
-            for each in self.lengths
-        )
+        return (added_s - self.cost.chunk_s(0, chunk)) / chunk
+
+    @property
+    def _beside(self) -> list[int]:
+        return self.batch if self.layout.num_colocated else []
 
     @cached_property
     def decode_s(self) -> float:
@@ -118,7 +128,7 @@ class Fitting:
     @cached_property
     def first_among_others_s(self) -> float:
         """The same in iterations full of prompt tokens, beside the decodes of a colocated instance."""
-        beside = self.batch if self.layout.num_colocated else []
+        beside = self._beside
         chunk = MAX_NUM_BATCHED_TOKENS - len(beside)
         num_chunks = -(-round(self._prompt) // chunk)
         return sum(self.cost.iteration([(k * chunk, chunk)], beside) for k in range(num_chunks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from benchmarks.arena.bound import possible
 from benchmarks.arena.regimes import DIMENSIONS
 from benchmarks.arena.regret import Judged, Standing, at, be_by_value, by_value, standings
 
@@ -37,6 +38,10 @@ def _lines(
     yield f"## Where `{policy}` is furthest behind"
     yield ""
     yield from _worst(judged, policy)
+    yield ""
+    yield f"## Where `{policy}` is furthest from what is possible"
+    yield ""
+    yield from _furthest(judged, policy)
     if failed:
         yield ""
         yield "## Errors"
@@ -66,20 +71,25 @@ def _words(judged: Sequence[Judged]) -> Iterator[str]:
         "as soon."
     )
     yield "- **Goodput**: real time in time where more comes than fits, as a share of the most."
+    yield (
+        "- **What is possible**: the share in time of a machine that knows all lengths and is not bound to iterations, "
+        "memory or slots (`benchmarks/arena/bound.py`), where no more comes than fits."
+    )
 
 
 def _leaderboard(found: Sequence[Standing]) -> Iterator[str]:
     yield (
         "| policy | best in | regret, mean | p95 | p98 | worst | best effort, mean | p5 | windows, mean | worst "
-        "| answers, mean | goodput, mean | least |"
+        "| answers, mean | goodput, mean | least | of what is possible, mean | least |"
     )
-    yield "| --- | " + "---: | " * 12
+    yield "| --- | " + "---: | " * 14
     for each in found:
         yield (
             f"| `{each.policy}` | {_percent(each.won)} | {100 * each.mean:.2f} | {100 * each.p95:.1f} "
             f"| {100 * each.p98:.1f} | {100 * each.worst:.1f} | {_share(each.be_mean)} | {_share(each.be_p5)} "
             f"| {_points(each.windows_mean)} | {_points(each.windows_worst)} | {_share(each.answer_mean)} "
-            f"| {_share(each.overload_mean)} | {_share(each.overload_worst)} |"
+            f"| {_share(each.overload_mean)} | {_share(each.overload_worst)} "
+            f"| {_share(each.possible_mean)} | {_share(each.possible_worst)} |"
         )
 
 
@@ -127,6 +137,19 @@ def _worst(judged: Sequence[Judged], policy: str) -> Iterator[str]:
         yield (
             f"| {each.regime.number} | {100 * own.in_time:.1f} % | `{best.policy}` {100 * best.in_time:.1f} % "
             f"| {_share(verdict.be_share)} | {_share(verdict.answer_share)} | `{again}` |"
+        )
+
+
+def _furthest(judged: Sequence[Judged], policy: str) -> Iterator[str]:
+    yield "| scenario | instances | load | objectives | in time | best | possible |"
+    yield "| ---: | --- | ---: | --- | ---: | --- | ---: |"
+    below = [(share, each) for each in judged if (share := each.verdicts[policy].possible_share) is not None]
+    for _, each in sorted(below, key=lambda pair: pair[0])[:NUM_WORST]:
+        regime, best = each.regime, each.rival(policy)
+        yield (
+            f"| {regime.number} | {regime.layout_name} | {regime.load:g} | {regime.objectives} "
+            f"| {100 * each.score(policy).in_time:.1f} % | `{best.policy}` {100 * best.in_time:.1f} % "
+            f"| {100 * possible(regime):.1f} % |"
         )
 
 

@@ -5,6 +5,9 @@ Best effort comes second, among policies with equal real time, that is, within a
 output tokens per second, or, with windows, as the share of jobs that end within theirs. Above the capacity, where most
 requests may be late under every policy, *goodput* counts: the share in time, relative to the best policy's.
 
+Up to the capacity, the share in time is also compared with what is possible (`bound.py`): what all policies do badly
+shows nowhere else.
+
 If real time has no objectives, or none that can be met, the share in time does not distinguish policies. Then the mean
 seconds per answer count instead, and best effort is compared among policies with equally fast answers.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from benchmarks.arena.bound import possible
 from benchmarks.arena.played import Score
 from benchmarks.arena.regimes import Regime, value_of
 
@@ -43,6 +47,9 @@ class Verdict:
     answer_share: float | None
     # Its share in time relative to the best policy's; None if that is zero, or nothing can be in time.
     goodput_share: float | None
+    # Its share in time relative to what is possible (`bound.py`); None above the capacity, where that is more than can
+    # be reached for long, and where nothing can be in time.
+    possible_share: float | None
     # Whether no policy is better by more than noise.
     is_best: bool
 
@@ -88,6 +95,7 @@ def judge(regime: Regime, scores: Sequence[Score]) -> Judged:
             windows_regret=round(most - own, _DIGITS) if is_compared and has_windows else None,
             answer_share=answer_share,
             goodput_share=score.in_time / best if best and regime.is_feasible else None,
+            possible_share=_share_of_possible(score, regime),
             is_best=regret <= LEVEL
             and (be_share is None or be_share >= 1 - LEVEL)
             and (answer_share is None or answer_share >= 1 / (1 + LEVEL_ANSWERS)),
@@ -103,6 +111,13 @@ def _level(score: Score, scores: Sequence[Score], regime: Regime) -> list[Score]
     if regime.is_feasible:
         return level
     return [each for each in level if each.answer_s <= (1 + LEVEL_ANSWERS) * score.answer_s]
+
+
+def _share_of_possible(score: Score, regime: Regime) -> float | None:
+    if regime.is_overloaded or not regime.is_feasible:
+        return None
+    most = possible(regime)
+    return score.in_time / most if most else None
 
 
 def _best_effort(score: Score, has_windows: bool) -> float:
@@ -136,6 +151,9 @@ class Standing:
     # The mean and the least share of the best goodput above the capacity.
     overload_mean: float | None
     overload_worst: float | None
+    # The mean and the least share of what is possible up to the capacity.
+    possible_mean: float | None
+    possible_worst: float | None
 
 
 def standings(judged: Iterable[Judged]) -> list[Standing]:
@@ -159,6 +177,7 @@ def _standing(policy: str, found: Sequence[tuple[Judged, Verdict]]) -> Standing:
     overload = sorted(
         _there(verdict.goodput_share for judged, verdict in found if judged.regime.is_overloaded)
     )
+    possible_shares = _there(verdict.possible_share for _, verdict in found)
     return Standing(
         policy=policy,
         won=sum(told_apart) / len(told_apart) if told_apart else None,
@@ -173,6 +192,8 @@ def _standing(policy: str, found: Sequence[tuple[Judged, Verdict]]) -> Standing:
         answer_mean=fmean(answers) if answers else None,
         overload_mean=fmean(overload) if overload else None,
         overload_worst=overload[0] if overload else None,
+        possible_mean=fmean(possible_shares) if possible_shares else None,
+        possible_worst=min(possible_shares, default=None),
     )
 
 
