@@ -43,7 +43,7 @@ class Part:
 def possible(regime: Regime) -> float:
     """Returns the share of real time that can be in time; 1 if there is none, or none can be late."""
     config, layout = regime.config, regime.layout
-    cost = load_cost_model(config.cost).with_attention(config.attention)
+    cost = load_cost_model(regime.machine).with_attention(regime.attention)  # type: ignore[arg-type]
     longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
     every = (each for each in make_traffic(config) if each.tier == "rt")
     asked = [each for each in every if each.lengths.prompt + each.lengths.output <= longest]
