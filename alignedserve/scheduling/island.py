@@ -88,6 +88,10 @@ class PrefillQueue(Protocol):
     """Requests that wait for prefill, in one line or several. If those of several owners wait in a line, its methods
     return requests of the owner that has the turn."""
 
+    @property
+    def owners_compete(self) -> bool:
+        """Whether several owners have open requests."""
+
     def is_empty(self, line: int) -> bool: ...
 
     def num_emptied(self, line: int) -> int:

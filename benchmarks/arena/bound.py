@@ -1,18 +1,22 @@
-"""What is possible in a scenario: the share of real time that a machine without iterations would answer in time. Pure.
+"""What is possible in a scenario: a bound on the share of real time in time. Pure.
 
-The machine knows all lengths. A prompt takes what it adds to full iterations, and an answer its share of full batches
-(`fitting.py`). It always computes what is due first, and divides itself without loss. A request is left out if its own
-prompt or an iteration for it alone is too long. When others would be late, the request that takes most of what delays
-them is left out, until none is (Moore and Hodgson).
+It is that of a machine without iterations, which divides itself among requests without loss. It knows all lengths and
+arrivals. A prompt takes what it adds to full iterations, and an answer its share of full batches of mixed lengths
+(`fitting.py`), so memory and slots count on average only. A policy that runs answers of similar length together could
+need less than that.
 
-It knows neither memory nor slots, neither iterations nor copies, and nothing waits for a pool. So no policy should
-reach it. Runs are short: above the capacity it takes in more than would be possible for long.
+A request can't be in time if it would be late alone. What must be done within a span of time, because it comes and is
+due there, must also fit there. Otherwise at least as many requests are late as it takes to remove the excess, if the
+largest are removed. Spans that follow each other are counted together. On separate prefill and decode instances, the
+kind with more late requests counts.
+
+Runs are short: above the capacity more is in time than would be possible for long.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -54,9 +58,10 @@ def possible(regime: Regime) -> float:
     for number, each in enumerate(asked):
         alone_s, token_s = _alone_s(fitting, each, regime.pace)
         first_due_s, tbt_s = _wanted(regime, each)
-        if alone_s > first_due_s or token_s > tbt_s:
-            continue
         due_s, num_decodes = each.time_s + first_due_s, each.lengths.output - 1
+        # A first token that is early makes up for longer gaps.
+        if alone_s > first_due_s or alone_s + num_decodes * token_s > first_due_s + num_decodes * tbt_s:
+            continue
         seconds = regime.pace * fitting.seconds_of_prompt(each.lengths)
         prompts.append(Part(number, each.time_s, due_s, seconds))
         if num_decodes:
@@ -66,10 +71,8 @@ def possible(regime: Regime) -> float:
         machines = [(layout.num_colocated, prompts + answers)]
     else:
         machines = [(layout.num_prefill, prompts), (layout.num_decode, answers)]
-    left_out = set[int]()
-    for speed, parts in machines:
-        left_out |= too_many(speed, [each for each in parts if each.number not in left_out])
-    return (len(prompts) - len(left_out)) / len(asked)
+    num_late = max(num_too_many(speed, parts) for speed, parts in machines)
+    return (len(prompts) - num_late) / len(asked)
 
 
 def _alone_s(fitting: Fitting, asked: Arrival, pace: float) -> tuple[float, float]:
@@ -86,42 +89,44 @@ def _wanted(regime: Regime, asked: Arrival) -> tuple[float, float]:
     return ttft_s, config.slo_tbt_ms / 1000 if asked.tbt_s is None else asked.tbt_s
 
 
-def too_many(speed: float, parts: Sequence[Part]) -> set[int]:
-    """Returns the requests to leave out so that no other is late on a machine of this speed."""
-    waiting, left_out = sorted(parts, key=lambda part: part.begins_s), set[int]()
-    place = 0
-    while place < len(waiting):
-        place, late = _next_idle(speed, waiting, place, left_out)
-        if late is not None:
-            left_out.add(late)
-    return left_out
+def num_too_many(speed: float, parts: Sequence[Part]) -> int:
+    """Returns how many requests at least are late on a machine of this speed."""
+    waiting, num_late, begin_s = sorted(parts, key=lambda part: part.begins_s), 0, -math.inf
+    while waiting := [part for part in waiting if part.begins_s >= begin_s]:
+        busy = _until_idle(speed, waiting)
+        count, due_s = _most_late(speed, busy)
+        num_late += count
+        # What comes before then and is due later counts in no span.
+        begin_s = due_s if count else math.nextafter(busy[-1].begins_s, math.inf)
+    return num_late
 
 
-def _next_idle(speed: float, parts: Sequence[Part], first: int, left_out: set[int]) -> tuple[int, int | None]:
-    """Computes from part `first` on, when the machine is idle, until it is idle again. Returns the next part, and None;
-    or `first` again, and the request to leave out, if one would be late."""
-    now = parts[first].begins_s
-    # What has begun: when it is due, its index, and what is left of it.
-    begun, left, taken = list[tuple[float, int]](), dict[int, float](), list[int]()
-    place = first
-    while True:
-        while place < len(parts) and parts[place].begins_s <= now + _LITTLE_S:
-            if parts[place].number not in left_out:
-                heapq.heappush(begun, (parts[place].due_s, place))
-                left[place] = parts[place].seconds / speed
-                taken.append(place)
-            place += 1
-        if not begun:
-            return place, None
-        due_s, index = begun[0]
-        until_s = parts[place].begins_s if place < len(parts) else math.inf
-        if now + left[index] > until_s:
-            left[index] -= until_s - now
-            now = until_s
-            continue
-        now += left[index]
-        heapq.heappop(begun)
-        if now > due_s + _LITTLE_S:
-            # Only what is due no later has delayed it.
-            before = [parts[each] for each in taken if parts[each].due_s <= due_s]
-            return first, max(before, key=lambda part: part.seconds).number
+def _until_idle(speed: float, parts: Sequence[Part]) -> Sequence[Part]:
+    """Returns the first parts: those that come before the machine has done all that came so far."""
+    done_s = parts[0].begins_s
+    for place, part in enumerate(parts):
+        if part.begins_s > done_s:
+            return parts[:place]
+        done_s += part.seconds / speed
+    return parts
+
+
+def _most_late(speed: float, parts: Sequence[Part]) -> tuple[int, float]:
+    """Returns how many requests at least are late in the worst span that begins with the first part, and when that span
+    ends."""
+    begin_s, needed_s, most = parts[0].begins_s, 0.0, (0, math.inf)
+    seconds_of, largest = dict[int, float](), list[float]()
+    for part in sorted(parts, key=lambda part: part.due_s):
+        before_s, seconds = seconds_of.get(part.number, 0.0), part.seconds / speed
+        if before_s:
+            del largest[bisect_left(largest, -before_s)]
+        seconds_of[part.number] = before_s + seconds
+        insort(largest, -before_s - seconds)
+        needed_s += seconds
+        excess_s, count = needed_s - (part.due_s - begin_s) - _LITTLE_S, 0
+        while excess_s > 0:
+            excess_s += largest[count]
+            count += 1
+        if count > most[0]:
+            most = count, part.due_s
+    return most

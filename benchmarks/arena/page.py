@@ -72,8 +72,8 @@ def _words(judged: Sequence[Judged]) -> Iterator[str]:
     )
     yield "- **Goodput**: real time in time where more comes than fits, as a share of the most."
     yield (
-        "- **What is possible**: the share in time of a machine that knows all lengths and is not bound to iterations, "
-        "memory or slots (`benchmarks/arena/bound.py`), where no more comes than fits."
+        "- **What is possible**: at most this share is in time on a machine that knows all lengths and divides itself "
+        "without loss (`benchmarks/arena/bound.py`). It is compared where no more comes than fits."
     )
 
 

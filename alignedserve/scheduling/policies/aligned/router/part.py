@@ -99,9 +99,10 @@ class AlignedRouter(RouterPart):
             return
         room = routing.window(island.cluster, self.config.prefill_window * share)
         room = room.less(*routing.ahead(island, False))
-        # These have room in the pool. The next owner's request may wait for that, so they can't wait for their turn.
-        for request in [] if queue.is_refused(BEST_EFFORT) else [*island.pinned]:
-            if room.is_there:
+        # Pinned requests hold pool blocks. Another owner's request may wait for those blocks, so pinned ones start
+        # without their owner's turn.
+        for request in [*island.pinned] if queue.owners_compete else ():
+            if room.is_there and not queue.is_refused(BEST_EFFORT):
                 queue.take(request)
                 room = room.less(request.num_missing, 1)
                 yield request
@@ -357,7 +358,8 @@ class LeadTime:
         self._awaited: dict[RequestKey, tuple[RoutedRequest, int, float, InstanceId, float]] = {}
 
     def seconds(self, island: Island) -> float:
-        """Returns the seconds until a request that is assigned now has its next token, at each instance with room."""
+        """Returns the seconds until a request that is assigned now has its next token: the longest of all instances
+        with room, or of all that run requests if none has room."""
         running = [*_durations(island)]
         with_room = [
             each for each in running if each[0].num_slots_for_rt > 0 and each[0].num_blocks_for_rt > 0
@@ -366,8 +368,7 @@ class LeadTime:
         return max(leads, default=0.0)
 
     def _iterations(self, view: DecodeView) -> float:
-        last = self._last.get(view.instance_id)
-        return sorted(last)[int(IN_TIME * (NUM_LEADS - 1))] if last else ITERATIONS_TO_RUN
+        return _usual(last) if (last := self._last.get(view.instance_id)) else ITERATIONS_TO_RUN
 
     def note(self, assigns: Iterable[Assign], island: Island) -> None:
         """Notes what is assigned."""
@@ -385,7 +386,12 @@ class LeadTime:
             if request.num_output > num_output:
                 del self._awaited[request.key]
                 last = self._last.setdefault(name, deque([ITERATIONS_TO_RUN] * NUM_LEADS, NUM_LEADS))
-                last.append((now - since_s) / iteration_s)
+                # A request that has left the instance meanwhile takes much longer.
+                last.append(min((now - since_s) / iteration_s, MOST_OFF * _usual(last)))
+
+
+def _usual(last: Iterable[float]) -> float:
+    return sorted(last)[int(IN_TIME * (NUM_LEADS - 1))]
 
 
 def _durations(island: Island) -> Iterator[tuple[DecodeView, float]]:

@@ -125,6 +125,8 @@ class Savable:
                         chosen, owner = iter(self._in_time(island)), first.owner
                     fitting = next(chosen, None)
                     if fitting is None and least <= 0:
+                        # The router holds prompts back, so the time until the window is full shows no pace.
+                        self.forget()
                         break
                     request = fitting or first
                 alone_s = prefill_s(request, island)
